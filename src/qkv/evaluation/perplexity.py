@@ -14,7 +14,7 @@ from itertools import chain
 import torch
 from torch import Tensor
 
-from qkv.data.batches.paired import pad_rows
+from qkv.data.batches.padding import pad_rows
 from qkv.data.sources.lines import DocumentPart
 from qkv.evaluation import intervals
 from qkv.evaluation.likelihood import (

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Unpack, overload
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from qkv.data.batches.paired import pad_rows
+from qkv.data.batches.padding import pad_rows
 from qkv.generation.generate import (
     Translator,
     as_sampling_params,

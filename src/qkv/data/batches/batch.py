@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from itertools import pairwise
-from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -90,22 +89,13 @@ class Batch:
 
     def trimmed(self, T: int | None, S: int | None) -> Batch:
         """The batch with its first T positions and its first S source positions; None for all."""
-        source = self.source
-        if source is not None:
-            source = source[:, :S]
-
-        return Batch(
+        return replace(
+            self,
             ids=self.ids[:, :T],
             targets=self.targets[:, :T],
-            target_positions=self.target_positions,
             padding_mask=unless_full(self.padding_mask, T),
-            documents=self.documents,
-            positions=self.positions,
-            source=source,
+            source=None if self.source is None else self.source[:, :S],
             source_padding_mask=unless_full(self.source_padding_mask, S),
-            segments=self.segments,
-            numbers=self.numbers,
-            group=self.group,
         )
 
     def to(self, device: torch.device | str) -> Batch:
@@ -121,15 +111,13 @@ class Batch:
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Batch:
         """The batch with a function applied to every tensor."""
-        values: dict[str, Any] = {}
+        tensors = {}
         for field in fields(self):
             value = getattr(self, field.name)
             if isinstance(value, Tensor):
-                value = change(value)
+                tensors[field.name] = change(value)
 
-            values[field.name] = value
-
-        return Batch(**values)
+        return replace(self, **tensors)  # type: ignore[arg-type]
 
     def with_counts(self, moved: Batch) -> Batch:
         """A copy of this batch with the counts already computed here."""

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from qkv.data.batches.batch import IGNORE, Batch
-from qkv.data.batches.documents import document_numbers, packed_batch
+from qkv.data.batches.documents import document_numbers, document_tensors
 from qkv.data.batches.order import TokenWindows
+from qkv.data.batches.padding import pad_rows
 from qkv.data.tokens.token_arrays import Tokens
 
 
+@dataclass(eq=False, repr=False)
 class CausalData:
     """Causal batches: `batch(step)` for training, `ordered()` for validation.
 
@@ -23,28 +26,23 @@ class CausalData:
     documents, positions restart, and the first token of a document is never a target.
     """
 
-    def __init__(
-        self,
-        tokens: Tokens,
-        context: int,
-        rows: int,
-        seed: int = 0,
-        *,
-        across_documents: bool = True,
-    ) -> None:
-        if len(tokens) < 2:
+    tokens: Tokens
+    context: int
+    rows: int
+    seed: int = 0
+    across_documents: bool = field(default=True, kw_only=True)
+
+    def __post_init__(self) -> None:
+        count = len(self.tokens)
+        if count < 2:
             raise ValueError(
-                f"tokens: expected 2 or more, so that one can be predicted, not {len(tokens)}"
+                f"tokens: expected 2 or more, so that one can be predicted, not {count}"
             )
 
-        self.tokens = tokens
-        self.context = context
-        self.rows = rows
-        self.across_documents = across_documents
-        self.windows = TokenWindows(len(tokens), context, rows, seed, ahead=1)
+        self.windows = TokenWindows(count, self.context, self.rows, self.seed, ahead=1)
         self.order_version = self.windows.version
         self.steps_per_epoch = self.windows.steps_per_epoch
-        self.tokens_per_step = rows * context
+        self.tokens_per_step = self.rows * self.context
 
     def batch(self, step: int) -> Batch:
         """The batch of a training step."""
@@ -60,24 +58,26 @@ class CausalData:
 
     def build(self, begins: Sequence[int], overlaps: Sequence[int]) -> Batch:
         """A batch of the windows at `begins`; their first `overlaps` positions have no targets."""
-        shape = (len(begins), self.context)  # (B, T)
-        ids = np.zeros(shape, dtype=np.int64)
-        targets = np.full(shape, IGNORE, dtype=np.int64)
-        documents = np.zeros(shape, dtype=np.int64)
-        lengths = np.minimum(self.context, len(self.tokens) - 1 - np.asarray(begins))
+        windows: list[np.ndarray] = []
+        targets: list[np.ndarray] = []
+        documents: list[np.ndarray] = []
 
-        for row, (begin, length) in enumerate(zip(begins, lengths.tolist(), strict=True)):
-            window = self.tokens.read(begin, begin + length + 1)
-            ids[row, :length] = window[:-1]
-            targets[row, :length] = window[1:]
-            targets[row, : overlaps[row]] = IGNORE
+        for begin, overlap in zip(begins, overlaps, strict=True):
+            end = min(begin + self.context + 1, len(self.tokens))
+            windows.append(self.tokens.read(begin, end))
+            targets.append(windows[-1][1:].copy())
+            targets[-1][:overlap] = IGNORE
             if not self.across_documents:
                 numbers = document_numbers(self.tokens.ends, begin, self.context + 1)
-                documents[row] = numbers[:-1]
-                targets[row, numbers[1:] != numbers[:-1]] = IGNORE
+                documents.append(numbers[:-1])
+                starts = numbers[1 : end - begin] != numbers[: end - begin - 1]
+                targets[-1][starts] = IGNORE
 
-        padding_mask = np.arange(self.context) < lengths[:, None]  # (B, T)
+        ids, padding_mask = pad_rows([window[:-1] for window in windows], width=self.context)
 
-        return packed_batch(
-            ids, targets, padding_mask, None if self.across_documents else documents
+        return Batch(
+            ids=ids,
+            targets=pad_rows(targets, IGNORE, width=self.context)[0],
+            padding_mask=padding_mask,
+            **document_tensors(documents),
         )

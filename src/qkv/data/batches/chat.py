@@ -6,18 +6,18 @@ Only the answers of the assistant, and the tokens that end them, are targets.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
-import torch
 from jaxtyping import Bool, Int
 
 from qkv.data.batches.batch import IGNORE, Batch
-from qkv.data.batches.documents import positions_within
-from qkv.data.batches.labelled import optional_mask, up_to
-from qkv.data.batches.order import check_seed, random_generator
+from qkv.data.batches.documents import document_tensors
+from qkv.data.batches.order import check_seed, epoch_and_index, random_generator
+from qkv.data.batches.padding import pad_rows, up_to
 from qkv.data.sources.examples import first_of
 from qkv.data.sources.files import find_files
 from qkv.data.sources.formats import as_string, kind
@@ -189,6 +189,7 @@ def encode_conversations(
 # Batches
 
 
+@dataclass(eq=False, repr=False)
 class ConversationData:
     """Batches of conversations: `batch(step)` for training, `ordered()` for validation.
 
@@ -198,50 +199,40 @@ class ConversationData:
     batches have few shapes.
     """
 
-    order_version = 2
-    """Version 1 took `size` rows of packed conversations per step."""
-    cut: int
+    conversations: Sequence[EncodedConversation]
+    context: int
+    size: int
+    padding: int
+    seed: int = 0
+    multiple: int = field(default=1, kw_only=True)
+    cut: int = field(default=0, init=False)
     """Number of conversations that are longer than the context and lose their end."""
-    left_out: int
+    left_out: int = field(init=False)
     """Number of conversations without an answer within the context, which are never used."""
+    order_version: ClassVar[int] = 2
+    """Version 1 took `size` rows of packed conversations per step."""
 
-    def __init__(
-        self,
-        conversations: Sequence[EncodedConversation],
-        context: int,
-        size: int,
-        padding: int,
-        seed: int = 0,
-        *,
-        multiple: int = 1,
-    ) -> None:
-        check_seed(seed)
-        for name, value in (("context", context), ("size", size)):
+    def __post_init__(self) -> None:
+        check_seed(self.seed)
+        for name, value in (("context", self.context), ("size", self.size)):
             if value < 1:
                 raise ValueError(f"{name}: expected 1 or more, not {value}")
 
-        self.conversations = conversations
-        self.context = context
-        self.size = size
-        self.padding = padding
-        self.seed = seed
-        self.multiple = multiple
-
-        self.lengths = input_lengths(conversations, context)
+        self.lengths = input_lengths(self.conversations, self.context)
         self.chosen = np.flatnonzero(self.lengths)
-        self.left_out = len(conversations) - len(self.chosen)
-        self.cut = 0
+        self.left_out = len(self.conversations) - len(self.chosen)
         for number in self.chosen.tolist():
-            self.cut += bool(conversations[number].is_target[context + 1 :].any())
+            self.cut += bool(self.conversations[number].is_target[self.context + 1 :].any())
 
         if not len(self.chosen):
             raise ValueError(
-                f"conversations: none of {len(conversations)} has an answer within {context} tokens"
+                f"conversations: none of {len(self.conversations)} has an answer within "
+                f"{self.context} tokens"
             )
 
-        self.steps_per_epoch = -(-len(self.chosen) // size)
+        self.steps_per_epoch = -(-len(self.chosen) // self.size)
         self.tokens_per_step = int(self.lengths.sum()) // self.steps_per_epoch
-        self.length = min(context, self.tokens_per_step)
+        self.length = min(self.context, self.tokens_per_step)
         """The typical number of tokens in a row."""
         self.epoch = lru_cache(maxsize=1)(self.shuffle_epoch)
 
@@ -251,10 +242,7 @@ class ConversationData:
 
     def batch(self, step: int) -> Batch:
         """The batch of a training step."""
-        if step < 0:
-            raise ValueError(f"step: expected 0 or more, not {step}")
-
-        epoch, index = divmod(step, self.steps_per_epoch)
+        epoch, index = epoch_and_index(step, self.steps_per_epoch)
         first = index * self.size
         return self.build(self.epoch(epoch)[first : first + self.size])
 
@@ -267,34 +255,36 @@ class ConversationData:
         """A batch of the conversations with these numbers, packed into rows."""
         packed = pack(self.lengths, numbers, self.context)
         longest = max(int(self.lengths[row].sum()) for row in packed)
-        shape = (len(packed), min(up_to(longest, self.multiple), self.context))  # (B, T)
-        ids = np.full(shape, self.padding, dtype=np.int64)
-        targets = np.full(shape, IGNORE, dtype=np.int64)
-        documents = np.zeros(shape, dtype=np.int64)
-        padding_mask = np.zeros(shape, dtype=bool)
+        width = min(up_to(longest, self.multiple), self.context)  # T
+        ids: list[np.ndarray] = []
+        targets: list[np.ndarray] = []
+        documents: list[np.ndarray] = []
 
-        for row, members in enumerate(packed):
-            start = 0
-            for document, number in enumerate(members.tolist()):
-                conversation_ids, is_target = self.conversations[number]
-                length = int(self.lengths[number])
-                part = slice(start, start + length)
-                shifted = slice(1, length + 1)  # the token at t predicts the one at t + 1
-                ids[row, part] = conversation_ids[:length]
-                targets[row, part] = np.where(is_target[shifted], conversation_ids[shifted], IGNORE)
-                documents[row, part] = document
-                padding_mask[row, part] = True
-                start += length
+        for members in packed:
+            inputs = [self.inputs_and_targets(number) for number in members.tolist()]
+            row_ids, row_targets = zip(*inputs, strict=True)
+            ids.append(np.concatenate(row_ids))
+            targets.append(np.concatenate(row_targets))
+            lengths = [*self.lengths[members], width - len(ids[-1])]
+            documents.append(np.repeat(np.arange(len(lengths)), lengths))  # padding is the last one
 
-            documents[row, start:] = len(members)  # padding is a document of its own
+        padded_ids, padding_mask = pad_rows(
+            ids, self.padding, width=width, keep_mask=self.multiple > 1
+        )
 
         return Batch(
-            ids=torch.from_numpy(ids),
-            targets=torch.from_numpy(targets),
-            padding_mask=optional_mask(padding_mask, self.multiple),
-            documents=torch.from_numpy(documents),
-            positions=torch.from_numpy(positions_within(documents)),
+            ids=padded_ids,
+            targets=pad_rows(targets, IGNORE, width=width)[0],
+            padding_mask=padding_mask,
+            **document_tensors(documents),
         )
+
+    def inputs_and_targets(self, number: int) -> tuple[np.ndarray, np.ndarray]:
+        """The ids of a conversation that are read, and the target of each."""
+        ids, is_target = self.conversations[number]
+        length = int(self.lengths[number])
+        shifted = slice(1, length + 1)  # the token at t predicts the one at t + 1
+        return ids[:length], np.where(is_target[shifted], ids[shifted], IGNORE)
 
 
 def input_lengths(

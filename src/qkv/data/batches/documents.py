@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from jaxtyping import Int
-
-from qkv.data.batches.batch import Batch
+from torch import Tensor
 
 
 def document_numbers(
@@ -30,26 +31,13 @@ def positions_within(documents: Int[np.ndarray, "B T"]) -> Int[np.ndarray, "B T"
     return position - np.maximum.accumulate(np.where(starts, position, 0), axis=1)
 
 
-def packed_batch(
-    ids: np.ndarray,
-    targets: np.ndarray,
-    padding_mask: np.ndarray,
-    documents: np.ndarray | None,
-    target_positions: np.ndarray | None = None,
-) -> Batch:
-    """A batch from arrays; positions restart in each document, and a full mask is left out."""
-    positions = None if documents is None else positions_within(documents)
-    mask = None if padding_mask.all() else padding_mask
+def document_tensors(documents: Sequence[np.ndarray]) -> dict[str, Tensor]:
+    """The documents of a batch's rows, and the positions in them; nothing without documents."""
+    if not documents:
+        return {}
 
-    return Batch(
-        ids=torch.from_numpy(ids),
-        targets=torch.from_numpy(targets),
-        target_positions=as_tensor(target_positions),
-        padding_mask=as_tensor(mask),
-        documents=as_tensor(documents),
-        positions=as_tensor(positions),
-    )
-
-
-def as_tensor(array: np.ndarray | None) -> torch.Tensor | None:
-    return None if array is None else torch.from_numpy(array)
+    numbers = np.stack(documents)  # (B, T)
+    return {
+        "documents": torch.from_numpy(numbers),
+        "positions": torch.from_numpy(positions_within(numbers)),
+    }

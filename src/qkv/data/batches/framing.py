@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -191,38 +192,37 @@ class FramedExamples(Sequence[Framed]):
     """Number of words to be tagged that are beyond the context."""
 
     def __init__(self, examples: Iterable[TokenizedExample]) -> None:
-        ids = GrowingArray()
-        lengths = GrowingArray()
-        seconds = GrowingArray()
-        groups = GrowingArray()
-        target_positions = GrowingArray()
-        target_counts = GrowingArray()
+        ids = array("i")  # packed, and so smaller than lists
+        lengths = array("i")
+        seconds = array("i")
+        groups = array("i")
+        target_positions = array("i")
+        target_counts = array("i")
         self.cut = 0
         self.words_cut = 0
 
         for example in examples:
             for sequence in example.sequences:
                 ids.extend(sequence)
-                lengths.extend([len(sequence)])
+                lengths.append(len(sequence))
 
             seconds.extend(example.seconds)
-            groups.extend([len(example.sequences)])
+            groups.append(len(example.sequences))
             target_positions.extend(example.target_positions)
-            target_counts.extend([len(example.target_positions)])
+            target_counts.append(len(example.target_positions))
             self.cut += example.cut
             self.words_cut += example.words_cut
 
-        self.ids = ids.packed()
-        self.seconds = seconds.packed()
-        self.target_positions = target_positions.packed()
-        self.sequence_ends = np.cumsum(lengths.packed(), dtype=np.int64)
-        self.group_ends = np.cumsum(groups.packed(), dtype=np.int64)
-        self.target_ends = np.cumsum(target_counts.packed(), dtype=np.int64)
-        self.lengths = lengths.packed()
+        self.ids = np.asarray(ids)
+        self.seconds = np.asarray(seconds)
+        self.target_positions = np.asarray(target_positions)
+        self.sequence_ends = np.cumsum(lengths, dtype=np.int64)
+        self.group_ends = np.cumsum(groups, dtype=np.int64)
+        self.target_ends = np.cumsum(target_counts, dtype=np.int64)
+        self.lengths = np.asarray(lengths)
         """The length of the longest sequence of each example."""
         if len(self.group_ends):
-            starts = self.group_ends - groups.packed()
-            self.lengths = np.maximum.reduceat(lengths.packed(), starts)
+            self.lengths = np.maximum.reduceat(self.lengths, self.group_ends - groups)
 
     def __len__(self) -> int:
         return len(self.group_ends)
@@ -238,29 +238,6 @@ class FramedExamples(Sequence[Framed]):
         target_positions = self.target_positions[span(self.target_ends, number)]
 
         return Framed(sequences, self.seconds[group], target_positions)
-
-
-class GrowingArray:
-    """Integers that arrive in lists, packed into arrays from time to time to save memory."""
-
-    def __init__(self) -> None:
-        self.arrays: list[Int[np.ndarray, "_"]] = []
-        self.waiting: list[int] = []
-
-    def extend(self, numbers: list[int]) -> None:
-        self.waiting += numbers
-        if len(self.waiting) > 1 << 16:
-            self.pack()
-
-    def pack(self) -> None:
-        self.arrays.append(np.array(self.waiting, dtype=np.int32))
-        self.waiting = []
-
-    def packed(self) -> Int[np.ndarray, "_"]:
-        """All numbers as one array."""
-        self.pack()
-        self.arrays = [np.concatenate(self.arrays)]
-        return self.arrays[0]
 
 
 def span(ends: Int[np.ndarray, "_"], number: int) -> slice:

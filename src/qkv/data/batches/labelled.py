@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Int
+from torch import Tensor
 
 from qkv.data.batches.batch import IGNORE, Batch
-from qkv.data.batches.documents import as_tensor
 from qkv.data.batches.framing import Frame, Framed, FramedExamples
-from qkv.data.batches.order import check_seed, random_generator
+from qkv.data.batches.order import check_seed, epoch_and_index, random_generator
+from qkv.data.batches.padding import pad_rows, up_to
 
 Targets = Sequence[Any] | np.ndarray
 """The class or the correct choice of each example; for sentences, the tag of each word."""
@@ -26,6 +28,7 @@ VALIDATION_FACTOR = 4
 """How much larger validation batches are: without gradients they need less memory."""
 
 
+@dataclass(eq=False, repr=False)
 class LabelledData:
     """Labelled batches: `batch(step)` for training, `ordered()` for validation.
 
@@ -33,43 +36,34 @@ class LabelledData:
     similar length share a batch to reduce padding, and the batches come in random order.
     """
 
-    order_version = 1
-    order: Int[np.ndarray, "n"]
+    framed: FramedExamples
+    targets: Targets | None
+    numbers: Sequence[float] | np.ndarray | None
+    frame: Frame
+    rows: int
+    seed: int = 0
+    multiple: int = field(default=1, kw_only=True)
+    order: Int[np.ndarray, "n"] = field(init=False)
     """The numbers of the examples in the order of `ordered`."""
+    order_version: ClassVar[int] = 1
 
-    def __init__(
-        self,
-        framed: FramedExamples,
-        targets: Targets | None,
-        numbers: Sequence[float] | np.ndarray | None,
-        frame: Frame,
-        rows: int,
-        seed: int = 0,
-        *,
-        multiple: int = 1,
-    ) -> None:
-        check_seed(seed)
-        if rows < 1:
-            raise ValueError(f"rows: expected 1 or more, not {rows}")
-        if not len(framed):
+    def __post_init__(self) -> None:
+        check_seed(self.seed)
+        count = len(self.framed)
+        if self.rows < 1:
+            raise ValueError(f"rows: expected 1 or more, not {self.rows}")
+        if not count:
             raise ValueError("examples: expected 1 or more, not 0")
 
-        for name, values in (("targets", targets), ("numbers", numbers)):
-            if values is not None and len(values) != len(framed):
+        for name, values in (("targets", self.targets), ("numbers", self.numbers)):
+            if values is not None and len(values) != count:
                 raise ValueError(
-                    f"{name}: expected one for each of {len(framed)} examples, not {len(values)}"
+                    f"{name}: expected one for each of {count} examples, not {len(values)}"
                 )
 
-        self.framed = framed
-        self.targets = targets
-        self.numbers = numbers
-        self.frame = frame
-        self.rows = rows
-        self.seed = seed
-        self.multiple = multiple
-        self.order = np.argsort(framed.lengths, kind="stable")
-        self.steps_per_epoch = -(-len(framed) // rows)
-        self.tokens_per_step = len(framed.ids) // self.steps_per_epoch
+        self.order = np.argsort(self.framed.lengths, kind="stable")
+        self.steps_per_epoch = -(-count // self.rows)
+        self.tokens_per_step = len(self.framed.ids) // self.steps_per_epoch
         self.epoch = lru_cache(maxsize=1)(self.shuffle_epoch)
 
     def shuffle_epoch(self, epoch: int) -> tuple[Int[np.ndarray, "n"], Int[np.ndarray, "steps"]]:
@@ -89,10 +83,7 @@ class LabelledData:
 
     def batch(self, step: int) -> Batch:
         """The batch of a training step."""
-        if step < 0:
-            raise ValueError(f"step: expected 0 or more, not {step}")
-
-        epoch, index = divmod(step, self.steps_per_epoch)
+        epoch, index = epoch_and_index(step, self.steps_per_epoch)
         examples, batches = self.epoch(epoch)
         number = int(batches[index])
         return self.build(examples[number * self.rows : (number + 1) * self.rows])
@@ -136,31 +127,30 @@ def collate(
     G = len(sequences) // B
 
     # Pad the sequences.
-    lengths = np.fromiter(map(len, sequences), dtype=np.int64)
-    longest = int(lengths.max())
+    longest = max(map(len, sequences))
     T = min(up_to(longest, multiple), max(frame.context, longest))
-    is_token = np.arange(T) < lengths[:, None]  # (B * G, T)
-    ids = np.full(is_token.shape, frame.padding, dtype=np.int64)
-    ids[is_token] = np.concatenate(sequences)
+    ids, padding_mask = pad_rows(sequences, frame.padding, width=T, keep_mask=multiple > 1)
 
     # Mark the tokens of second texts, for models with segment embeddings.
     segments = None
     if frame.segments:
-        is_second = (np.arange(T) >= np.array(seconds)[:, None]) & is_token  # (B * G, T)
-        segments = is_second.astype(np.int64).reshape(B, G * T)
+        marks = [
+            np.arange(len(ids)) >= second for ids, second in zip(sequences, seconds, strict=True)
+        ]
+        segments = pad_rows(marks, width=T)[0].reshape(B, G * T)
 
-    target_positions = join_positions(framed, frame, G, multiple)
-    target_count = target_positions.shape[1] if frame.task == "tag" else 1
     values = None
     if numbers is not None:
         values = torch.tensor(numbers, dtype=torch.float64).unsqueeze(1)  # (B, 1)
 
+    target_positions, count = join_positions(framed, frame, G, multiple)
+
     return Batch(
-        ids=torch.from_numpy(ids.reshape(B, G * T)),
-        targets=torch.from_numpy(join_targets(framed, targets, target_count)),
-        target_positions=torch.from_numpy(target_positions),
-        padding_mask=optional_mask(is_token.reshape(B, G * T), multiple),
-        segments=as_tensor(segments),
+        ids=ids.reshape(B, G * T),
+        targets=join_targets(framed, targets, count),
+        target_positions=target_positions,
+        padding_mask=None if padding_mask is None else padding_mask.reshape(B, G * T),
+        segments=segments,
         numbers=values,
         group=G,
     )
@@ -188,42 +178,26 @@ def side_by_side(
 
 def join_positions(
     framed: Sequence[Framed], frame: Frame, group: int, multiple: int
-) -> Int[np.ndarray, "B N"]:
-    """The target positions of each example; -1 for a missing sequence, 0 for a missing word."""
-    width = group
-    filler = -1
-    if frame.task == "tag":
-        words = max(len(example.target_positions) for example in framed)
-        width = up_to(max(1, words), multiple)
-        filler = 0
+) -> tuple[Int[Tensor, "B N"], int]:
+    """The target positions of each example, and the number of targets of a row.
 
-    positions = np.full((len(framed), width), filler, dtype=np.int64)
-    for row, example in enumerate(framed):
-        positions[row, : len(example.target_positions)] = example.target_positions
+    Positions are -1 for a missing sequence, 0 for a missing word.
+    """
+    rows = [example.target_positions for example in framed]
+    if frame.task != "tag":
+        return pad_rows(rows, -1, width=group)[0], 1
 
-    return positions
+    width = up_to(max(1, *map(len, rows)), multiple)
+    return pad_rows(rows, width=width)[0], width
 
 
 def join_targets(
     framed: Sequence[Framed], targets: Targets | None, count: int
-) -> Int[np.ndarray, "B N"]:
+) -> Int[Tensor, "B N"]:
     """One target for each row, or one for each word that has a position; IGNORE beyond those."""
-    rows = np.full((len(framed), count), IGNORE, dtype=np.int64)
+    rows = []
     for row, example in enumerate(framed):
         used = min(count, len(example.target_positions))  # a group has one target for several
-        rows[row, :used] = 0 if targets is None else np.atleast_1d(targets[row])[:used]
+        rows.append([0] * used if targets is None else np.atleast_1d(targets[row])[:used])
 
-    return rows
-
-
-def optional_mask(padding_mask: Bool[np.ndarray, "B T"], multiple: int) -> torch.Tensor | None:
-    """The padding mask, or None if it masks nothing; with few shapes it is always present."""
-    if multiple == 1 and padding_mask.all():
-        return None
-
-    return torch.from_numpy(padding_mask)
-
-
-def up_to(length: int, multiple: int) -> int:
-    """The length rounded up to a multiple."""
-    return -(-length // multiple) * multiple
+    return pad_rows(rows, IGNORE, width=count)[0]

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 
 import numpy as np
 from jaxtyping import Bool, Int
 
 from qkv.data.batches.batch import IGNORE, Batch
-from qkv.data.batches.documents import document_numbers, packed_batch
+from qkv.data.batches.documents import document_numbers, document_tensors
 from qkv.data.batches.order import TokenWindows, random_generator
+from qkv.data.batches.padding import pad_rows
 from qkv.data.tokens.token_arrays import Tokens
 from qkv.text.tokenizer import Tokenizer
 
@@ -57,6 +58,7 @@ class WordPieces:
         )
 
 
+@dataclass(eq=False, repr=False)
 class MaskedData:
     """Masked batches: `batch(step)` for training, `ordered()` for validation.
 
@@ -67,54 +69,44 @@ class MaskedData:
     padding.
     """
 
-    def __init__(
-        self,
-        tokens: Tokens,
-        context: int,
-        rows: int,
-        seed: int,
-        words: WordPieces,
-        *,
-        rate: float = 0.15,
-        whole_words: bool = False,
-        across_documents: bool = True,
-    ) -> None:
-        if not 0 < rate <= 1:
-            raise ValueError(f"rate: expected a fraction above 0, up to 1, not {rate}")
-        if not len(tokens):
+    tokens: Tokens
+    context: int
+    rows: int
+    seed: int
+    words: WordPieces
+    _: KW_ONLY
+    rate: float = 0.15
+    whole_words: bool = False
+    across_documents: bool = True
+
+    def __post_init__(self) -> None:
+        if not 0 < self.rate <= 1:
+            raise ValueError(f"rate: expected a fraction above 0, up to 1, not {self.rate}")
+        if not len(self.tokens):
             raise ValueError("tokens: expected 1 or more, not 0")
 
-        self.tokens = tokens
-        self.context = context
-        self.rows = rows
-        self.seed = seed
-        self.words = words
-        self.rate = rate
-        self.whole_words = whole_words
-        self.across_documents = across_documents
-
         # The special tokens around each row, and the tokens of the text between them
-        self.before = optional_id(words.start)
-        self.after = optional_id(words.end)
-        self.size = context - len(self.before) - len(self.after)
+        self.before = optional_id(self.words.start)
+        self.after = optional_id(self.words.end)
+        around = len(self.before) + len(self.after)
+        self.size = self.context - around
         if self.size < 1:
             raise ValueError(
-                f"context: expected {context - self.size + 1} or more, to hold a token, "
-                f"not {context}"
+                f"context: expected {around + 1} or more, to hold a token, not {self.context}"
             )
 
-        self.ordinary = np.flatnonzero(~words.special)
+        self.ordinary = np.flatnonzero(~self.words.special)
         if not len(self.ordinary):
             raise ValueError("tokenizer: expected tokens to mask, but it has only special tokens")
 
-        self.masked_per_row = max(1, round(rate * self.size))
+        self.masked_per_row = max(1, round(self.rate * self.size))
         """Target positions per row (P), the same for all rows so that shapes do not change; unused
         ones have the target IGNORE.
         """
-        self.windows = TokenWindows(len(tokens), self.size, rows, seed)
+        self.windows = TokenWindows(len(self.tokens), self.size, self.rows, self.seed)
         self.order_version = self.windows.version
         self.steps_per_epoch = self.windows.steps_per_epoch
-        self.tokens_per_step = rows * context
+        self.tokens_per_step = self.rows * self.context
 
     def batch(self, step: int) -> Batch:
         """The batch of a training step."""
@@ -135,32 +127,29 @@ class MaskedData:
 
     def build(self, begins: Sequence[int], generators: Iterable[np.random.Generator]) -> Batch:
         """A batch of the windows at `begins`, each masked by its own random generator."""
-        shape = (len(begins), self.context)  # (B, T)
-        ids = np.full(shape, self.words.padding, dtype=np.int64)
-        target_positions = np.zeros((len(begins), self.masked_per_row), dtype=np.int64)
-        targets = np.full(target_positions.shape, IGNORE, dtype=np.int64)
-        documents = np.zeros(shape, dtype=np.int64)
-        lengths = np.zeros(len(begins), dtype=np.int64)
+        rows: list[np.ndarray] = []
+        target_positions: list[np.ndarray] = []
+        targets: list[np.ndarray] = []
+        documents: list[np.ndarray] = []
 
-        for row, (begin, random) in enumerate(zip(begins, generators, strict=True)):
+        for begin, random in zip(begins, generators, strict=True):
             window = self.tokens.read(begin, min(begin + self.size, len(self.tokens)))
-            row_ids = np.concatenate((self.before, window, self.after))
-            lengths[row] = len(row_ids)
-            masked_ids, positions = self.mask_tokens(row_ids, random)
-            ids[row, : len(row_ids)] = masked_ids
-            target_positions[row, : len(positions)] = positions
-            targets[row, : len(positions)] = row_ids[positions]
+            row = np.concatenate((self.before, window, self.after))
+            masked, positions = self.mask_tokens(row, random)
+            rows.append(masked)
+            target_positions.append(positions)
+            targets.append(row[positions])
             if not self.across_documents:
-                documents[row] = self.row_documents(begin, len(window))
+                documents.append(self.row_documents(begin, len(window)))
 
-        padding_mask = np.arange(self.context) < lengths[:, None]  # (B, T)
+        ids, padding_mask = pad_rows(rows, self.words.padding, width=self.context)
 
-        return packed_batch(
-            ids,
-            targets,
-            padding_mask,
-            None if self.across_documents else documents,
-            target_positions,
+        return Batch(
+            ids=ids,
+            targets=pad_rows(targets, IGNORE, width=self.masked_per_row)[0],
+            target_positions=pad_rows(target_positions, width=self.masked_per_row)[0],
+            padding_mask=padding_mask,
+            **document_tensors(documents),
         )
 
     def row_documents(self, begin: int, length: int) -> Int[np.ndarray, "T"]:

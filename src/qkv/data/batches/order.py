@@ -127,6 +127,14 @@ def tiling(length: int, size: int) -> tuple[int, range]:
     return least + 1, range(1, size - spare)
 
 
+def epoch_and_index(step: int, steps_per_epoch: int) -> tuple[int, int]:
+    """The epoch of a step, and its index in the epoch."""
+    if step < 0:
+        raise ValueError(f"step: expected 0 or more, not {step}")
+
+    return divmod(step, steps_per_epoch)
+
+
 def check_seed(seed: int) -> None:
     if seed < 0:
         raise ValueError(f"seed: expected 0 or more, not {seed}")

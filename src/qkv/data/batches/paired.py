@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from functools import lru_cache
-from itertools import chain, pairwise
+from itertools import pairwise
 
 import numpy as np
-import torch
-from jaxtyping import Bool, Int
-from torch import Tensor
+from jaxtyping import Int
 
 from qkv.data.batches.batch import IGNORE, Batch
-from qkv.data.batches.order import check_seed, random_generator
+from qkv.data.batches.order import check_seed, epoch_and_index, random_generator
+from qkv.data.batches.padding import pad_rows
 from qkv.data.tokens.token_arrays import Pairs
 
 
+@dataclass(eq=False, repr=False)
 class PairedData:
     """Batches of pairs of similar length: `batch(step)` for training, `ordered()` for validation.
 
@@ -25,47 +26,38 @@ class PairedData:
     last batch of an epoch.
     """
 
-    left_out: int
+    pairs: Pairs
+    start: int
+    end: int
+    padding: int
+    budget: int | None
+    seed: int = 0
+    context: int | None = None
+    rows: int | None = field(default=None, kw_only=True)
+    left_out: int = field(init=False)
     """Number of pairs that are longer than the budget or the context, and are never used."""
 
-    def __init__(
-        self,
-        pairs: Pairs,
-        start: int,
-        end: int,
-        padding: int,
-        budget: int | None,
-        seed: int = 0,
-        context: int | None = None,
-        *,
-        rows: int | None = None,
-    ) -> None:
-        check_seed(seed)
-        if (budget is None) == (rows is None):
+    def __post_init__(self) -> None:
+        check_seed(self.seed)
+        if (self.budget is None) == (self.rows is None):
             raise ValueError("budget: expected either a budget of tokens or a number of rows")
 
-        self.pairs = pairs
-        self.start = start
-        self.end = end
-        self.padding = padding
-        self.seed = seed
-
         # Leave out pairs that are too long; each side has its end token.
-        sources = pairs.source_lengths + 1
-        targets = pairs.target_lengths + 1
+        sources = self.pairs.source_lengths + 1
+        targets = self.pairs.target_lengths + 1
         lengths = np.maximum(sources, targets)
-        self.fits = fitting_pairs(lengths, budget, context)
-        self.left_out = len(pairs) - len(self.fits)
+        self.fits = fitting_pairs(lengths, self.budget, self.context)
+        self.left_out = len(self.pairs) - len(self.fits)
 
         # Pairs are sorted by length, then by the tokens of both sides, to reduce padding.
         self.total = (sources + targets)[self.fits]
         self.lengths = lengths[self.fits]
-        if budget is None:
-            self.borders = np.append(np.arange(0, len(self.fits), rows), len(self.fits))
+        if self.budget is None:
+            self.borders = np.append(np.arange(0, len(self.fits), self.rows), len(self.fits))
         else:
-            self.borders = cut_by_budget(np.sort(self.lengths), budget)
+            self.borders = cut_by_budget(np.sort(self.lengths), self.budget)
 
-        self.order_version = 2 if budget is None else 1
+        self.order_version = 2 if self.budget is None else 1
         self.steps_per_epoch = len(self.borders) - 1
         self.tokens_per_step = int(self.total.sum()) // self.steps_per_epoch
         self.epoch = lru_cache(maxsize=1)(self.shuffle_epoch)
@@ -82,10 +74,7 @@ class PairedData:
 
     def batch(self, step: int) -> Batch:
         """The batch of a training step."""
-        if step < 0:
-            raise ValueError(f"step: expected 0 or more, not {step}")
-
-        epoch, index = divmod(step, self.steps_per_epoch)
+        epoch, index = epoch_and_index(step, self.steps_per_epoch)
         by_length, batches = self.epoch(epoch)
         number = int(batches[index])
         return self.build(by_length[self.borders[number] : self.borders[number + 1]])
@@ -98,24 +87,17 @@ class PairedData:
 
     def build(self, chosen: Int[np.ndarray, "B"]) -> Batch:
         """A batch of the chosen pairs."""
-        encoder_rows: list[list[int]] = []
-        decoder_rows: list[list[int]] = []
-        target_rows: list[list[int]] = []
+        numbers = chosen.tolist()
+        sources = [np.append(self.pairs.source(number), self.end) for number in numbers]
+        targets = [np.append(self.pairs.target(number), self.end) for number in numbers]
+        decoder_rows = [np.append(self.start, target[:-1]) for target in targets]
 
-        for number in chosen.tolist():
-            source = self.pairs.source(number).tolist()
-            target = self.pairs.target(number).tolist()
-            encoder_rows.append([*source, self.end])
-            decoder_rows.append([self.start, *target])
-            target_rows.append([*target, self.end])
-
-        source_ids, source_padding_mask = pad_rows(encoder_rows, self.padding)
+        source_ids, source_padding_mask = pad_rows(sources, self.padding)
         ids, padding_mask = pad_rows(decoder_rows, self.padding)
-        targets, _ = pad_rows(target_rows, IGNORE)
 
         return Batch(
             ids=ids,
-            targets=targets,
+            targets=pad_rows(targets, IGNORE)[0],
             padding_mask=padding_mask,
             source=source_ids,
             source_padding_mask=source_padding_mask,
@@ -139,18 +121,6 @@ def fitting_pairs(
     raise ValueError(
         f"pairs: none fits into {limit} tokens, {reason}; raise the budget or the context"
     )
-
-
-def pad_rows(
-    rows: list[list[int]], padding: int
-) -> tuple[Int[Tensor, "B T"], Bool[Tensor, "B T"] | None]:
-    """Rows padded on the right to equal length, and their padding mask (None without padding)."""
-    lengths = np.fromiter(map(len, rows), dtype=np.int64)
-    padding_mask = np.arange(lengths.max()) < lengths[:, None]  # (B, T)
-    ids = np.full(padding_mask.shape, padding, dtype=np.int64)
-    ids[padding_mask] = np.fromiter(chain.from_iterable(rows), dtype=np.int64)
-
-    return torch.from_numpy(ids), None if padding_mask.all() else torch.from_numpy(padding_mask)
 
 
 def cut_by_budget(lengths: Int[np.ndarray, "pairs"], budget: int) -> Int[np.ndarray, "borders"]:

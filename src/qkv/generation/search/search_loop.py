@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from qkv.data.batches.paired import pad_rows
+from qkv.data.batches.padding import pad_rows
 from qkv.generation.generate import check as check_generation
 from qkv.generation.generate import context_limit, within, without_dropout
 from qkv.generation.prefill import next_logits
