@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from contextvars import copy_context
-from itertools import chain
 from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from qkv.data.batches.padding import pad_rows
 from qkv.generation.generate import without_dropout
 from qkv.models import BERT, GPT, RNN, Transformer
 from qkv.nn.cache import NO_STATE
@@ -321,7 +321,7 @@ def read_batch(
 
     A branch is identified by the number of its row and its tokens.
     """
-    ids, padding_mask = pad_right([row.stem for row in batch], device)
+    ids, padding_mask = pad_rows([row.stem for row in batch], keep_mask=True, device=device)
     branches: list[tuple[int, tuple[int, ...]]] = []
     for number, row in enumerate(batch):
         branches += [(number, branch) for branch in row.branches]
@@ -341,7 +341,9 @@ def read_batch(
     numbers, branch_tokens = zip(*branches, strict=True)
     rows = torch.tensor(numbers, device=device)
     state.reorder(rows)
-    branch_ids, branch_mask = pad_right(branch_tokens, device)
+    branch_ids, branch_mask = pad_rows(branch_tokens, keep_mask=True, device=device)
+    assert padding_mask is not None
+    assert branch_mask is not None
     branch_hidden = model.hidden(
         branch_ids, padding_mask=torch.cat([padding_mask[rows], branch_mask], dim=1), state=state
     )  # (b, t, E)
@@ -370,18 +372,6 @@ def predicting_positions(
         positions += range(branch, branch + len(continuation) - in_stem)
 
     return positions
-
-
-def pad_right(
-    sequences: Sequence[Sequence[int]], device: torch.device
-) -> tuple[Int[Tensor, "B T"], Bool[Tensor, "B T"]]:
-    """Ids padded on the right, and their padding mask."""
-    lengths = torch.tensor(list(map(len, sequences)))
-    padding_mask = torch.arange(int(lengths.max())) < lengths.unsqueeze(1)  # (B, T)
-    ids = torch.zeros(padding_mask.shape, dtype=torch.int64)
-    ids[padding_mask] = torch.tensor(list(chain.from_iterable(sequences)))
-
-    return ids.to(device), padding_mask.to(device)
 
 
 def token_log_probabilities(

@@ -14,8 +14,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from qkv.data.batches.padding import pad_rows
 from qkv.generation.generation_batch import GenerationBatch, Steps
-from qkv.generation.prefill import next_logits, pad_left
+from qkv.generation.prefill import next_logits
 from qkv.generation.sampling_params import on_device, process_logits, sample_tokens
 from qkv.models import GPT
 from qkv.nn import decode_block
@@ -64,7 +65,7 @@ def steps(model: GPT, batch: GenerationBatch) -> Steps:
     """
     count = tokens_that_fit(model, batch)
     device = next(model.parameters()).device
-    ids, padding_mask = pad_left(batch.sequences[:: batch.samples], device)
+    ids, padding_mask = pad_rows(batch.sequences[:: batch.samples], left=True, device=device)
     key = graph_key(model, batch, ids.shape[1] + count - 1)
     known_key, graph = graphs.pop(model, (None, None))  # a graph serves one batch at a time
     if graph is None or known_key != key:

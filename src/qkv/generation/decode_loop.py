@@ -10,8 +10,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from qkv.data.batches.padding import pad_rows
 from qkv.generation.generation_batch import GenerationBatch, Steps
-from qkv.generation.prefill import next_logits, pad_left
+from qkv.generation.prefill import next_logits
 from qkv.generation.sampling_params import process_logits, sample_tokens
 from qkv.nn.linear.onednn import Prepacked, prepacking, small_enough
 
@@ -66,7 +67,7 @@ class DecodeLoop:
         """Begin a new state with the prompts of these rows."""
         self.state = self.start()
         prompts = [self.batch.within_context(row) for row in rows]
-        self.ids, self.padding_mask = pad_left(prompts, self.device)
+        self.ids, self.padding_mask = pad_rows(prompts, left=True, device=self.device)
 
     def forward(self) -> Float[Tensor, "B V"]:
         with nullcontext() if self.matrices is None else prepacking(self.matrices):

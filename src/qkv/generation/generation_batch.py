@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from qkv.generation.prefill import pad_left
+from qkv.data.batches.padding import pad_rows
 from qkv.generation.sampling_params import BROKEN, NO_LIKELIEST, SamplingParams, TokenCounts
 
 Reason = Literal["end", "stop", "length", "context"]
@@ -80,7 +80,7 @@ class GenerationBatch:
             return None
 
         prompts = [self.sequences[row][: self.prompt_lengths[row]] for row in rows]
-        counts = TokenCounts(*pad_left(prompts, device), vocabulary)
+        counts = TokenCounts(*pad_rows(prompts, left=True, device=device), vocabulary)
         for index, row in enumerate(rows):
             for token in self.sequences[row][self.prompt_lengths[row] :]:
                 counts.generated[index, token] += 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -30,17 +29,3 @@ def next_logits(
 
     hidden = model.decoder_hidden(ids, state=state, padding_mask=padding_mask)
     return model.logits(hidden[:, -1])  # (B, T, E) -> (B, V)
-
-
-def pad_left(
-    rows: Sequence[Sequence[int]], device: torch.device
-) -> tuple[Int[Tensor, "B T"], Bool[Tensor, "B T"] | None]:
-    """Rows of ids in one tensor with padding before the shorter ones, and the padding mask."""
-    longest = max(map(len, rows))
-    ids = torch.tensor([[0] * (longest - len(row)) + list(row) for row in rows], device=device)
-    if min(map(len, rows)) == longest:
-        return ids, None
-
-    first = torch.tensor([[longest - len(row)] for row in rows], device=device)  # (B, 1)
-
-    return ids, torch.arange(longest, device=device) >= first

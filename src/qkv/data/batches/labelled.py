@@ -134,10 +134,9 @@ def collate(
     # Mark the tokens of second texts, for models with segment embeddings.
     segments = None
     if frame.segments:
-        marks = [
-            np.arange(len(ids)) >= second for ids, second in zip(sequences, seconds, strict=True)
-        ]
-        segments = pad_rows(marks, width=T)[0].reshape(B, G * T)
+        starts = zip(sequences, seconds, strict=True)
+        is_second = [np.arange(len(sequence)) >= second for sequence, second in starts]
+        segments = pad_rows(is_second, width=T)[0].reshape(B, G * T)
 
     values = None
     if numbers is not None:
