@@ -45,31 +45,55 @@ def test_registered_pairs_are_read_by_name() -> None:
     assert list(open_pairs(["numerals"])) == [("one", "bir"), ("two", "iki")]
 
 
-PROGRAM = """
-from qkv.cli import main
-from qkv.data import register_source
-
-@register_source("mine", "texts")
-def mine(split):
-    for number in range(300 if split == "train" else 60):
+FILE = """
+def texts(numbers=range(300)):
+    for number in numbers:
         yield f"{number} and one is {number + 1}"
 
-main()
+def held_out():
+    return texts(range(300, 360))
+
+def pairs():
+    yield "one", "bir"
 """
 
 
-def test_a_registered_source_trains_from_the_command_line(tmp_path: Path) -> None:
-    size = "--context 16 --width 16 --depth 1 --heads 2 --vocabulary 270".split()
-    flags = [*size, "--data", "mine:train", "--validation", "mine:valid", "--steps", "2"]
-    (tmp_path / "program.py").write_text(PROGRAM)
-    command = [sys.executable, "program.py", "train", "gpt", *flags, "--out", "run"]
+def test_a_function_of_a_file_trains_from_the_command_line(tmp_path: Path) -> None:
+    size = [
+        "--context",
+        "16",
+        "--width",
+        "16",
+        "--depth",
+        "1",
+        "--heads",
+        "2",
+        "--vocabulary",
+        "270",
+    ]
+    flags = [*size, "--data", "mine.py:texts", "--validation", "mine.py:held_out", "--steps", "2"]
+    (tmp_path / "mine.py").write_text(FILE)
+    command = [sys.executable, "-m", "qkv", "train", "gpt", *flags, "--out", "run"]
     environment = {**os.environ, "QKV_CACHE": str(tmp_path / "cache")}
 
     result = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
 
     assert result.returncode == 0, result.stderr
-    assert json.loads((tmp_path / "run" / "run.json").read_text())["data"]["data"] == ["mine:train"]
+    run = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert run["data"]["data"] == [f"{tmp_path / 'mine.py'}:texts"]  # it resumes from anywhere
     assert (tmp_path / "run" / "model.safetensors").is_file()
+
+
+def test_a_function_yields_what_is_needed(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(FILE)
+
+    assert list(open_pairs([f"{file}:pairs"])) == [("one", "bir")]
+    with pytest.raises(ValueError, match=r"mine\.py:pairs: expected texts, not \('one', 'bir'\)"):
+        list(open_texts([f"{file}:pairs"]))
+
+    with pytest.raises(ValueError, match=r"data: .*mine\.py defines no other; it has texts"):
+        open_texts([f"{file}:other"])
 
 
 def test_errors_name_what_is_registered() -> None:

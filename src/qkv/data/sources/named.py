@@ -1,6 +1,7 @@
-"""Data by name, `name:split`, from a function instead of files; any program can register its own.
+"""Data from a function instead of files: registered as `name:split`, or named as `file.py:name`.
 
-`qkv train --data turkish:train` reads the pairs that the grammar of `turkish` makes.
+`qkv train --data turkish:train` reads the pairs that the grammar of `turkish` makes, and
+`qkv train --data mine.py:texts` the strings that a function `texts()` of one's own yields.
 """
 
 from __future__ import annotations
@@ -8,12 +9,16 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any, Literal, NamedTuple, TypeVar, get_args
 
 from qkv.data.embedded import python_library, turkish
 from qkv.data.sources.parts import Item, Items, Part
+from qkv.plugins import is_plugin, load_object
 
 Content = Literal["texts", "pairs"]
+VALUES = {"texts": 1, "pairs": 2}
+"""Strings that an item consists of."""
 Read = TypeVar("Read", bound=Callable[[Any], Iterable[Any]])
 
 
@@ -70,14 +75,34 @@ def register_source(
 
 
 def is_named(item: str) -> bool:
-    """True if an item of --data is the name of registered data, with or without a split."""
-    return item.partition(":")[0] in NAMED_SOURCES
+    """True for registered data, with or without a split, and for a function, file.py:name."""
+    return is_plugin(item) or item.partition(":")[0] in NAMED_SOURCES
 
 
 def named_part(item: str, what: str, items: Items[Item]) -> Part[Item]:
-    """A split of registered data; `what` is the content that is needed."""
+    """A split of registered data, or the data of a function; `what` is the content needed."""
+    title, values = plugin_values(item) if is_plugin(item) else split_values(item, what)
+
+    def read() -> Iterator[Item]:
+        for value in values():
+            row = [value] if isinstance(value, str) else list(value)
+            if len(row) != VALUES.get(what):
+                raise ValueError(f"{title}: expected {what}, not {value!r:.60}")
+
+            yield from items(row, title)
+
+    return Part(title, read, lambda: {title: digest(read())}, "there are no items")
+
+
+def plugin_values(item: str) -> tuple[str, Callable[[], Iterable[Any]]]:
+    """The name of a function's data, and the function."""
+    return item, load_object(item, "data")
+
+
+def split_values(item: str, what: str) -> tuple[str, Callable[[], Iterable[Any]]]:
+    """The name of a split of registered data, and a function that reads it."""
     name, _, split = item.partition(":")
-    content, splits, read_split = NAMED_SOURCES[name]
+    content, splits, read = NAMED_SOURCES[name]
     if content != what:
         raise ValueError(
             f"{item}: {name} holds {content}, not {what}; a file of this name is ./{name}"
@@ -88,14 +113,7 @@ def named_part(item: str, what: str, items: Items[Item]) -> Part[Item]:
         known = ", ".join(f"{name}:{split}" for split in splits)
         raise ValueError(f"{item}: expected one of {known}")
 
-    title = f"{name}:{split}"
-
-    def read() -> Iterator[Item]:
-        for value in read_split(split):
-            row = [value] if isinstance(value, str) else list(value)
-            yield from items(row, title)
-
-    return Part(title, read, lambda: {title: digest(read())}, "there are no items")
+    return f"{name}:{split}", partial(read, split)
 
 
 def digest(items: Iterable[Any]) -> str:

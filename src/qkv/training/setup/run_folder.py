@@ -20,7 +20,7 @@ from typing import Any
 from qkv import storage
 from qkv.artifact import TOKENIZER_CONFIG
 from qkv.checkpoint import RUN, absolute
-from qkv.data.sources.named import is_named
+from qkv.data.sources.named import NAMED_SOURCES
 from qkv.models import legacy
 from qkv.models.convert.hf_folder import TOKENIZER, read_json
 from qkv.models.registry import Config, from_json, to_json
@@ -134,7 +134,7 @@ def describe_data(data: DataConfig | FinetuneConfig) -> dict[str, Any]:
 
 def absolute_name(name: str) -> str:
     """A file's absolute path, so that a run can be resumed from anywhere; other names unchanged."""
-    embedded = is_named(name) and not name.startswith(".")
+    embedded = name.partition(":")[0] in NAMED_SOURCES and not name.startswith(".")
     if embedded or name.startswith(("hf:", "-")):
         return name
 
