@@ -11,7 +11,10 @@ import pytest
 
 from qkv.models import GPT, RNN, BERTConfig, GPTConfig, Model, RNNConfig, TransformerConfig
 from qkv.models.convert import read_folder, write_folder
-from qkv.nn.position import RotaryScaling
+from qkv.nn.attention.multi_head import MultiHeadAttention
+from qkv.nn.feed_forward import FeedForward
+from qkv.nn.parts import register_part
+from qkv.nn.position import PositionEncoding, RotaryScaling
 from support.small_hf_folders import edit, outcome, refused, small
 
 pytestmark = pytest.mark.usefixtures("without_shape_checks")
@@ -279,6 +282,9 @@ OTHERS: dict[str, Any] = {
     "feed_forward_bias": False,
     "dropout": 0.3,
     "attention_dropout": 0.3,
+    "attention": "of one's own",
+    "feed_forward": "of one's own",
+    "position_encoding": "of one's own",
     "vocabulary": 17,
     "source_vocabulary": 11,
     "context": 12,
@@ -302,6 +308,7 @@ TOGETHER: dict[str, dict[str, Any]] = {
     "memory": {"position": "relative"},
     "pooler": {"next_sentence": False},
     "kv_heads": {"heads": 4},
+    "position_encoding": {"position": "none"},
 }
 UNUSED = {  # fields without any effect on the numbers
     ("gpt2", "rotary_base"),
@@ -315,6 +322,11 @@ UNUSED = {  # fields without any effect on the numbers
     ("marian", "rotary_base"),
     ("marian", "rotary_scaling"),
 }
+OWN_PARTS = {
+    "attention": MultiHeadAttention,
+    "feed_forward": FeedForward,
+    "position_encoding": PositionEncoding,
+}
 FAMILIES = {"gpt2": GPTConfig, "llama": GPTConfig, "bert": BERTConfig, "marian": TransformerConfig}
 
 
@@ -325,6 +337,9 @@ FAMILIES = {"gpt2": GPTConfig, "llama": GPTConfig, "bert": BERTConfig, "marian":
 def test_no_field_is_lost(family: str, field: str, tmp_path: Path) -> None:
     config = small(family).config
     value = OTHERS[field]
+    for name, part in OWN_PARTS.items():
+        register_part(name, "of one's own", part)
+
     if field == "norm_placement":
         value = {"before": "after", "after": "before"}[config.norm_placement]
     elif field == "final_norm":

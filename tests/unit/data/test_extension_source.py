@@ -74,7 +74,11 @@ def test_a_function_of_a_file_trains_from_the_command_line(tmp_path: Path) -> No
     flags = [*size, "--data", "mine.py:texts", "--validation", "mine.py:held_out", "--steps", "2"]
     (tmp_path / "mine.py").write_text(FILE)
     command = [sys.executable, "-m", "qkv", "train", "gpt", *flags, "--out", "run"]
-    environment = {**os.environ, "QKV_CACHE": str(tmp_path / "cache")}
+    environment = {
+        **os.environ,
+        "QKV_CACHE": str(tmp_path / "cache"),
+        "QKV_PLUGINS": "mine.py",
+    }
 
     result = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
 
@@ -84,9 +88,13 @@ def test_a_function_of_a_file_trains_from_the_command_line(tmp_path: Path) -> No
     assert (tmp_path / "run" / "model.safetensors").is_file()
 
 
-def test_a_function_yields_what_is_needed(tmp_path: Path) -> None:
+def test_a_function_yields_what_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "mine.py"
     file.write_text(FILE)
+    with pytest.raises(ValueError, match=r"data: .* if you trust it, set QKV_PLUGINS="):
+        open_pairs([f"{file}:pairs"])
+
+    monkeypatch.setenv("QKV_PLUGINS", str(file))
 
     assert list(open_pairs([f"{file}:pairs"])) == [("one", "bir")]
     with pytest.raises(ValueError, match=r"mine\.py:pairs: expected texts, not \('one', 'bir'\)"):

@@ -12,6 +12,7 @@ import numpy as np
 from jaxtyping import Int
 
 from qkv.data.sources.examples import Example
+from qkv.text.frame_tokens import optional_id
 from qkv.text.tokenizer import Tokenizer
 
 CHUNK = 4096
@@ -78,7 +79,7 @@ class Frame:
 
     @property
     def prefix(self) -> list[int]:
-        return [] if self.start is None else [self.start]
+        return optional_id(self.start)
 
     # Texts
 

@@ -13,6 +13,7 @@ from qkv.data.batches.documents import document_numbers, document_tensors
 from qkv.data.batches.order import TokenWindows, random_generator
 from qkv.data.batches.padding import pad_rows
 from qkv.data.tokens.token_arrays import Tokens
+from qkv.text.frame_tokens import FrameTokens
 from qkv.text.tokenizer import Tokenizer
 
 SHOWN_AS_MASK = 0.8
@@ -86,9 +87,10 @@ class MaskedData:
             raise ValueError("tokens: expected 1 or more, not 0")
 
         # The special tokens around each row, and the tokens of the text between them
-        self.before = optional_id(self.words.start)
-        self.after = optional_id(self.words.end)
-        around = len(self.before) + len(self.after)
+        frame = FrameTokens.of(self.words.start, self.words.end)
+        self.before = np.array(frame.before, dtype=np.int64)
+        self.after = np.array(frame.after, dtype=np.int64)
+        around = len(frame.around([]))
         self.size = self.context - around
         if self.size < 1:
             raise ValueError(
@@ -210,8 +212,3 @@ class MaskedData:
             chosen[order[:1]] = True
 
         return candidates[chosen[word_of]]
-
-
-def optional_id(id: int | None) -> Int[np.ndarray, "_"]:
-    """An array with one id, or an empty one."""
-    return np.array([] if id is None else [id], dtype=np.int64)

@@ -1,7 +1,9 @@
 """Data from a function instead of files: registered as `name:split`, or named as `file.py:name`.
 
 `qkv train --data turkish:train` reads the pairs that the grammar of `turkish` makes, and
-`qkv train --data mine.py:texts` the strings that a function `texts()` of one's own yields.
+`QKV_PLUGINS=mine.py qkv train --data mine.py:texts` the strings that a function `texts()` of one's
+own yields. A file that is not listed there is never run, since a run's folder or a task's file,
+which may be somebody else's, can name data, too.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from typing import Any, Literal, NamedTuple, TypeVar, get_args
 
 from qkv.data.embedded import python_library, turkish
 from qkv.data.sources.parts import Item, Items, Part
-from qkv.plugins import is_plugin, load_object
+from qkv.plugins import is_plugin
 
 Content = Literal["texts", "pairs"]
 VALUES = {"texts": 1, "pairs": 2}
@@ -95,8 +97,10 @@ def named_part(item: str, what: str, items: Items[Item]) -> Part[Item]:
 
 
 def plugin_values(item: str) -> tuple[str, Callable[[], Iterable[Any]]]:
-    """The name of a function's data, and the function."""
-    return item, load_object(item, "data")
+    """The name of a function's data, and the function, if the user has allowed its file to run."""
+    from qkv.nn.parts import load_allowed  # it imports torch
+
+    return item, load_allowed("data", item)
 
 
 def split_values(item: str, what: str) -> tuple[str, Callable[[], Iterable[Any]]]:

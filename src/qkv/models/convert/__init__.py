@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from qkv.models.bert import BERTConfig
 from qkv.models.consistency import check_consistent, refuse_adapters
 from qkv.models.convert import hf_bert, hf_folder, hf_gpt2, hf_llama, hf_marian
 from qkv.models.convert.config_fields import Fields, SpecialIds
@@ -20,7 +19,6 @@ from qkv.models.gpt import GPTConfig
 from qkv.models.model import Model, uncompiled
 from qkv.models.registry import Config
 from qkv.models.task_model import TaskModelConfig
-from qkv.models.transformer import TransformerConfig
 from qkv.text.tokenizer import Tokenizer
 
 __all__ = ["read_folder", "read_gguf", "write_folder"]
@@ -155,20 +153,17 @@ def write_folder(
 
 def format_for(config: Config) -> Format[Any]:
     """Return the format that a model of ours is written in."""
-    if isinstance(config, GPTConfig):
-        if config.position == "learned":
-            return hf_gpt2.FORMAT
-        if config.position == "rotary":
-            return hf_llama.FORMAT
-
+    if isinstance(config, GPTConfig) and config.position not in ("learned", "rotary"):
         raise ValueError(
             f"position: expected learned (GPT-2) or rotary (Llama), not {config.position}"
         )
+    if isinstance(config, GPTConfig) and config.position == "rotary":
+        return hf_llama.FORMAT
 
-    if isinstance(config, BERTConfig):
-        return hf_bert.FORMAT
-    if isinstance(config, TransformerConfig):
-        return hf_marian.FORMAT
+    for format in FORMATS.values():
+        if isinstance(config, format.config):
+            return format
+
     if isinstance(config, TaskModelConfig):
         raise ValueError(
             "model: transformers has no format for our task heads; "

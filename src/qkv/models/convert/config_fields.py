@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from qkv.nn.stack_config import Activation, StackConfig
@@ -43,6 +43,11 @@ class SpecialIds:
             if value is not None and not 0 <= value < vocabulary:
                 raise ValueError(f"{name}_id: expected 0 to {vocabulary - 1}, not {value}")
 
+    def or_else(self, other: SpecialIds) -> SpecialIds:
+        """Return these ids, with the others in place of those that are None."""
+        given = {name: id for name, id in asdict(self).items() if id is not None}
+        return replace(other, **given)
+
     def to_hf(self) -> dict[str, int | None]:
         return {"bos_token_id": self.begin, "eos_token_id": self.end, "pad_token_id": self.pad}
 
@@ -56,52 +61,44 @@ class Fields:
         self.prefix = prefix
         """The names of the fields around these, for error messages."""
 
-    def whole(self, name: str, default: int) -> int:
-        value = self.whole_or_none(name)
-        if value is None:
-            return default
+    def checked(self, name: str, kinds: Any, what: str) -> Any:
+        """Return a field, None if it is absent; raise if it is not one of the kinds."""
+        value = self.values.get(name)
+        is_other = isinstance(value, bool) and kinds is not bool  # a bool is an int in Python
+        if value is not None and (is_other or not isinstance(value, kinds)):
+            raise ValueError(f"{self.prefix}{name}: expected {what}, not {value!r}")
 
         return value
 
     def whole_or_none(self, name: str) -> int | None:
-        value = self.values.get(name)
-        if value is None:
-            return None
-        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        value: int | None = self.checked(name, int, "a whole number")
+        if value is not None and value < 0:
             raise ValueError(f"{self.prefix}{name}: expected a whole number, not {value!r}")
 
         return value
 
+    def whole(self, name: str, default: int) -> int:
+        value = self.whole_or_none(name)
+        return default if value is None else value
+
     def number(self, name: str, default: float) -> float:
-        value = self.values.get(name)
+        value = self.checked(name, int | float, "a number")
         if value is None:
             return default
-
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not is_number or not math.isfinite(value):
+        if not math.isfinite(value):
             raise ValueError(f"{self.prefix}{name}: expected a number, not {value!r}")
 
         return float(value)
 
     def truth(self, name: str, default: bool) -> bool:
-        value = self.values.get(name)
-        if value is None:
-            return default
-        if not isinstance(value, bool):
-            raise ValueError(f"{self.prefix}{name}: expected true or false, not {value!r}")
-
-        return value
+        value: bool | None = self.checked(name, bool, "true or false")
+        return default if value is None else value
 
     def activation(self, name: str, default: str) -> Activation:
-        value = self.values.get(name)
-        if value is None:
-            value = default
-
-        if not isinstance(value, str) or value not in ACTIVATIONS_FROM_HF:
-            raise ValueError(
-                f"{self.prefix}{name}: expected one of {', '.join(ACTIVATIONS_FROM_HF)}, "
-                f"not {value!r}"
-            )
+        what = f"one of {', '.join(ACTIVATIONS_FROM_HF)}"
+        value = self.checked(name, str, what) or default
+        if value not in ACTIVATIONS_FROM_HF:
+            raise ValueError(f"{self.prefix}{name}: expected {what}, not {value!r}")
 
         return ACTIVATIONS_FROM_HF[value]
 
@@ -120,10 +117,7 @@ class Fields:
 
     def within(self, name: str) -> Fields:
         """Return the fields of a nested object; empty if it is absent."""
-        value = self.values.get(name)
-        if value is not None and not isinstance(value, dict):
-            raise ValueError(f"{self.prefix}{name}: expected fields in braces, not {value!r}")
-
+        value = self.checked(name, dict, "fields in braces")
         return Fields(value or {}, self.origin, f"{self.prefix}{name}: ")
 
     def only(self, **allowed: Any) -> None:

@@ -24,11 +24,18 @@ from qkv.nn.stack_config import StackConfig
 
 C = TypeVar("C", bound=StackConfig)
 
-SUPPORTED = {
-    "join": "sum",
-    "norm": "layer",
+PLAIN = {
     "window": None,
     "sparse": "none",
+    "attention": None,
+    "feed_forward": None,
+    "position_encoding": None,
+}
+"""Fixed values of all formats."""
+SUPPORTED = {
+    **PLAIN,
+    "join": "sum",
+    "norm": "layer",
     "qkv_bias": True,
     "output_bias": True,
     "feed_forward_bias": True,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from qkv.models.convert.config_fields import Fields, none_if_equal
-from qkv.models.convert.hf_format import Format
+from qkv.models.convert.hf_format import PLAIN, Format
 from qkv.models.convert.weight_rules import Weights
 from qkv.models.gpt import GPTConfig
 from qkv.nn.position import RotaryScaling
@@ -151,9 +151,8 @@ FORMAT = Format(
         "norm": "rms",
         "norm_placement": "before",
         "activation": "swiglu",
-        "window": None,
-        "sparse": "none",
         "scaled_embedding": False,
+        **PLAIN,
     },
     final_norm=True,
     plain_heads=False,

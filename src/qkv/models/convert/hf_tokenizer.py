@@ -20,6 +20,7 @@ from qkv.models.convert import hf_folder
 from qkv.models.convert.config_fields import SpecialIds
 from qkv.models.registry import Config
 from qkv.models.transformer import TransformerConfig
+from qkv.text.frame_tokens import FrameTokens, Reads, frame_tokens
 from qkv.text.tokenizer import Tokenizer, start_id
 
 TOKENIZER_CONFIG = hf_folder.BESIDE_TOKENIZER[0]
@@ -51,21 +52,11 @@ class TokenizerExport:
         if self.tokenizer is None:
             return ids
 
-        begin = ids.begin
-        if begin is None and isinstance(self.config, TransformerConfig):
+        begin = start_id(self.tokenizer)
+        if isinstance(self.config, TransformerConfig):
             begin = self.tokenizer.start
-        elif begin is None:
-            begin = start_id(self.tokenizer)
 
-        end = ids.end
-        if end is None:
-            end = self.tokenizer.end
-
-        pad = ids.pad
-        if pad is None:
-            pad = self.tokenizer.padding
-
-        return SpecialIds(begin, end, pad)
+        return ids.or_else(SpecialIds(begin, self.tokenizer.end, self.tokenizer.padding))
 
     def write(self, folder: Path) -> None:
         for name, source in self.files.items():
@@ -74,24 +65,17 @@ class TokenizerExport:
         if self.tokenizer is not None and not self.files:
             config = {**self.tokenizer.config, **BY_FILE, **self.config_hints()}
             hf_folder.write_json(folder / TOKENIZER_CONFIG, config)
-            inner = with_frame(self.tokenizer, *self.frame())
+            inner = with_frame(self.tokenizer, frame_tokens(self.tokenizer, self.reads))
             (folder / hf_folder.TOKENIZER).write_text(inner.to_str(pretty=True), encoding="utf-8")
         elif not (folder / TOKENIZER_CONFIG).exists():
             hf_folder.write_json(folder / TOKENIZER_CONFIG, BY_FILE)
 
-    def frame(self) -> tuple[list[int], list[int]]:
-        """Return the ids before and after a text."""
-        assert self.tokenizer is not None
-        start = as_list(self.tokenizer.start)
-        end = as_list(self.tokenizer.end)
+    @property
+    def reads(self) -> Reads:
         if isinstance(self.config, BERTConfig):
-            return start, end
-        if isinstance(self.config, TransformerConfig):
-            return [], end
-        if self.tokenizer.adds_start_token:
-            return start, []
+            return "sentence"
 
-        return [], []
+        return "source" if isinstance(self.config, TransformerConfig) else "prompt"
 
     def config_hints(self) -> dict[str, Any]:
         inputs = ["input_ids", "attention_mask"]
@@ -105,48 +89,29 @@ class TokenizerExport:
         }
 
 
-def as_list(id: int | None) -> list[int]:
-    if id is None:
-        return []
-
-    return [id]
-
-
-def with_frame(tokenizer: Tokenizer, before: list[int], after: list[int]) -> tokenizers.Tokenizer:
-    """Return a copy that puts these ids around a text, if it adds no special tokens already."""
+def with_frame(tokenizer: Tokenizer, frame: FrameTokens) -> tokenizers.Tokenizer:
+    """Return a copy with these tokens around a text, if it adds no special tokens already."""
     inner = tokenizers.Tokenizer.from_str(tokenizer.inner.to_str())
     added = inner.encode("", add_special_tokens=True).ids
-    if added or not before + after:
+    if added or not frame.around([]):
         return inner
 
-    frame = frame_template(tokenizer, before, after)
+    template = frame_template(tokenizer, frame)
     if inner.post_processor is not None:
-        frame = Sequence([inner.post_processor, frame])
+        template = Sequence([inner.post_processor, template])
 
-    inner.post_processor = frame
+    inner.post_processor = template
     return inner
 
 
-def frame_template(tokenizer: Tokenizer, before: list[int], after: list[int]) -> PostProcessor:
+def frame_template(tokenizer: Tokenizer, frame: FrameTokens) -> PostProcessor:
     """Return a post-processor for `before text after` and `before text after text after`."""
     special = []
-    first = []
-    last = []
-    second = []
-    if before:
-        special.append(special_token(tokenizer, "before", before))
-        first = ["before"]
-    if after:
-        special.append(special_token(tokenizer, "after", after))
-        last = ["after"]
-        second = ["after:1"]
+    for name, ids in frame._asdict().items():
+        if ids:
+            special.append({"id": name, "ids": ids, "tokens": list(map(tokenizer.token, ids))})
 
-    return TemplateProcessing(
-        single=[*first, "$A", *last],
-        pair=[*first, "$A", *last, "$B:1", *second],
-        special_tokens=special,
-    )
+    single = ["before"] * len(frame.before) + ["$A"] + ["after"] * len(frame.after)
+    second = ["$B:1"] + ["after:1"] * len(frame.after)
 
-
-def special_token(tokenizer: Tokenizer, name: str, ids: list[int]) -> dict[str, Any]:
-    return {"id": name, "ids": ids, "tokens": [tokenizer.token(id) for id in ids]}
+    return TemplateProcessing(single=single, pair=single + second, special_tokens=special)

@@ -24,7 +24,7 @@ from qkv.models.convert.peft_modules import PeftModules, peft_modules
 from qkv.models.convert.weight_rules import FLOATS, Weights
 from qkv.models.model import Model, backbone_of, uncompiled
 from qkv.models.registry import Config, build, from_json, to_json, weights_of, with_weights
-from qkv.models.task_model import TaskModel, TaskModelConfig
+from qkv.models.task_model import TaskModelConfig
 from qkv.nn import lora
 from qkv.nn.linear.linear import Linear
 from qkv.nn.lora import check_fresh
@@ -69,7 +69,7 @@ def write_adapter(
         tensors[f"{PREFIX}{name}.lora_A.weight"] = pair.A
         tensors[f"{PREFIX}{name}.lora_B.weight"] = pair.B
 
-    if isinstance(model, TaskModel):
+    if model.task is not None:
         for kind, tensor in model.head.state_dict().items():
             tensors[f"{PREFIX}{names.head}.{kind}"] = tensor
 
@@ -225,7 +225,7 @@ def with_head(
 
     if not head_weights and not isinstance(config, TaskModelConfig):
         return model
-    if not isinstance(model, TaskModel):
+    if model.task is None:
         raise ValueError(
             f"{origin}: {head}: this is the head of a task, "
             "for a model that has one of the same size"

@@ -14,7 +14,6 @@ from qkv.models import legacy
 from qkv.models.convert.config_fields import Fields
 from qkv.models.convert.peft_modules import PeftModules, task_type, unique_endings
 from qkv.models.model import Model
-from qkv.models.task_model import TaskModel
 from qkv.nn import lora
 
 USED_FIELDS = {
@@ -190,10 +189,6 @@ def config_to_peft(
         for ending in unique_endings(modules, names.modules):
             ranks[ending], alphas[ending] = size
 
-    saved = None
-    if isinstance(model, TaskModel):
-        saved = [names.head]
-
     return {
         "peft_type": "LORA",
         "task_type": task_type(model),
@@ -204,7 +199,7 @@ def config_to_peft(
         "target_modules": unique_endings(pairs, names.modules),
         "rank_pattern": ranks,
         "alpha_pattern": alphas,
-        "modules_to_save": saved,
+        "modules_to_save": None if model.task is None else [names.head],
         "fan_in_fan_out": names.transposed,
         "bias": "none",
         "inference_mode": True,

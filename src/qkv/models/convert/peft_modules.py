@@ -12,17 +12,12 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from qkv.models.bert import BERTConfig
 from qkv.models.convert import format_for
 from qkv.models.convert.config_fields import SpecialIds
 from qkv.models.convert.hf_format import Format
 from qkv.models.convert.weight_rules import WeightRule
-from qkv.models.gpt import GPTConfig
 from qkv.models.model import Model, backbone_of
 from qkv.models.registry import Config
-from qkv.models.rnn import RNN
-from qkv.models.task_model import TaskModel
-from qkv.models.transformer import TransformerConfig
 from qkv.nn.linear.linear import Linear
 from qkv.nn.lora import adapter_sites
 
@@ -60,7 +55,7 @@ class PeftModules(NamedTuple):
 
 def peft_modules(model: Model) -> PeftModules:
     """Return the modules of a model that a `peft` adapter can name."""
-    if isinstance(model, RNN):
+    if not model.stacks:
         raise ValueError("model: an RNN has no projections to adapt")
 
     backbone = backbone_of(model)
@@ -72,7 +67,7 @@ def peft_modules(model: Model) -> PeftModules:
 
     rules = format.rules(backbone.config)
     modules = dict(modules_of(backbone, rules))
-    if bare and not isinstance(model, TaskModel):
+    if bare and model.task is None:
         modules = {name.removeprefix(format.prefix): module for name, module in modules.items()}
 
     transposed = any(rule.transposed for rule in rules)
@@ -144,18 +139,9 @@ def unique_endings(names: Collection[str], all_names: Collection[str]) -> list[s
 
 def task_type(model: Model) -> str | None:
     """Return `peft`'s name for the model's task; None for a choice, which it has no name for."""
-    if isinstance(model, TaskModel):
-        if model.config.head.task == "choice":
-            return None
-        if model.config.head.task == "tag":
-            return "TOKEN_CLS"
-
-        return "SEQ_CLS"
-
-    if isinstance(model.config, TransformerConfig):
+    if model.task is not None:
+        return {"choice": None, "tag": "TOKEN_CLS"}.get(model.task.task, "SEQ_CLS")
+    if model.has_source:
         return "SEQ_2_SEQ_LM"
-    if isinstance(model.config, GPTConfig):
-        return "CAUSAL_LM"
 
-    assert isinstance(model.config, BERTConfig)
-    return "FEATURE_EXTRACTION"
+    return "CAUSAL_LM" if model.is_causal else "FEATURE_EXTRACTION"

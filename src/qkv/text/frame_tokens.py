@@ -1,0 +1,61 @@
+"""Special tokens around a text, as models read it in training."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+from qkv.text.tokenizer import Tokenizer
+
+Reads = Literal["prompt", "sentence", "source", "target"]
+
+
+class FrameTokens(NamedTuple):
+    """Special tokens before and after a text."""
+
+    before: list[int]
+    after: list[int]
+
+    @classmethod
+    def of(cls, before: int | None, after: int | None) -> FrameTokens:
+        """At most one token on each side."""
+        return cls(optional_id(before), optional_id(after))
+
+    def around(self, ids: Sequence[int]) -> list[int]:
+        """Return the ids with the special tokens around them."""
+        return [*self.before, *ids, *self.after]
+
+
+def frame_tokens(tokenizer: Tokenizer, reads: Reads) -> FrameTokens:
+    """Return the special tokens around a text.
+
+    A prompt of a GPT has the start token before it if the tokenizer adds one, a sentence of a BERT
+    is between start and end token. A translator's source ends with the end token; its target begins
+    after the start token.
+    """
+    starts = reads in ("sentence", "target") or (reads == "prompt" and tokenizer.adds_start_token)
+    ends = reads in ("sentence", "source")
+    return FrameTokens.of(tokenizer.start if starts else None, tokenizer.end if ends else None)
+
+
+def optional_id(id: int | None) -> list[int]:
+    return [] if id is None else [id]
+
+
+class TranslatorTokens(NamedTuple):
+    """The special tokens that a translator needs."""
+
+    start: int
+    end: int
+    padding: int
+    """0 if the tokenizer has none; padding is never read."""
+
+
+def translator_tokens(tokenizer: Tokenizer) -> TranslatorTokens:
+    """Return the special tokens of a translator; raise ValueError if there is no start or end."""
+    if tokenizer.start is None or tokenizer.end is None:
+        raise ValueError(
+            "tokenizer: a translator needs a start and an end token, and this one lacks them"
+        )
+
+    return TranslatorTokens(tokenizer.start, tokenizer.end, tokenizer.padding or 0)
