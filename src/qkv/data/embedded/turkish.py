@@ -19,7 +19,8 @@ from qkv.data.embedded.turkish_lexicon import ADJECTIVES, NOUNS, VERBS, Adjectiv
 Split = Literal["train", "valid", "test"]
 Tense = Literal["present", "past", "future"]
 TENSES: tuple[Tense, ...] = ("present", "past", "future")
-ARTICLES: tuple[tuple[Literal["the", "a", ""], bool], ...] = (
+Article = Literal["the", "a", ""]
+ARTICLES: tuple[tuple[Article, bool], ...] = (
     ("the", False),
     ("a", False),
     ("", True),
@@ -168,7 +169,7 @@ VERB_FORMS = turkish_verbs()
 class Phrase(NamedTuple):
     """A noun phrase."""
 
-    article: Literal["the", "a", ""]
+    article: Article
     adjective: Adjective | None
     noun: Noun
     plural: bool
@@ -221,18 +222,16 @@ def english_phrase(phrase: Phrase) -> tuple[str, ...]:
 @cache
 def english_verb(verb: Verb, tense: Tense, negative: bool, plural: bool) -> tuple[str, ...]:
     """The English words of a verb with its auxiliary and negation."""
-    if tense == "present" and not negative:
-        return (verb.english if plural else verb.third,)
-    if tense == "past" and not negative:
+    present = "do" if plural else "does"
+    auxiliary = {"past": "did", "future": "will", "present": present}[tense]
+    if negative:
+        return (auxiliary, "not", verb.english)
+    if tense == "future":
+        return (auxiliary, verb.english)
+    if tense == "past":
         return (verb.past,)
-    if tense == "future" and not negative:
-        return ("will", verb.english)
 
-    auxiliary = {"past": "did", "future": "will", "present": "does"}[tense]
-    if tense == "present" and plural:
-        auxiliary = "do"
-
-    return (auxiliary, "not", verb.english)
+    return (verb.english if plural else verb.third,)
 
 
 @cache
@@ -259,6 +258,11 @@ def turkish_phrase(phrase: Phrase, first: int, is_object: bool) -> tuple[tuple[s
 
 # Parsing English
 
+ARTICLE_OF: dict[str, Article] = {"the": "the", "a": "a", "an": "a"}
+ADJECTIVE_OF = {adjective.english: adjective for adjective in ADJECTIVES}
+NOUN_OF = {form: noun for noun in NOUNS for form in (noun.english, noun.plural)}
+VERB_OF = {form: verb for verb in VERBS for form in (verb.english, verb.third, verb.past)}
+
 
 def parse(english: str) -> TurkishSentence:
     """The sentence of an English text; lower case, no punctuation."""
@@ -273,7 +277,7 @@ def parse(english: str) -> TurkishSentence:
         rest = rest[1 + negative :]
 
     word = first_word(rest)
-    verb = find_verb(word)
+    verb = VERB_OF.get(word)
     if verb is None:
         raise ValueError(f"{english!r}: expected a verb of the grammar, not {word!r}")
 
@@ -295,50 +299,22 @@ def first_word(words: list[str]) -> str:
     return words[0] if words else ""
 
 
-def find_verb(word: str) -> Verb | None:
-    for verb in VERBS:
-        if word in (verb.english, verb.third, verb.past):
-            return verb
-
-    return None
-
-
 def parse_phrase(words: list[str], english: str) -> tuple[Phrase, list[str]]:
     """The noun phrase at the start of the words, and the words after it."""
-    article: Literal["the", "a", ""] = ""
-    if first_word(words) == "the":
-        article = "the"
-        words = words[1:]
-    elif first_word(words) in ("a", "an"):
-        article = "a"
+    article = ARTICLE_OF.get(first_word(words), "")
+    if article:
         words = words[1:]
 
-    adjective = find_adjective(first_word(words))
+    adjective = ADJECTIVE_OF.get(first_word(words))
     if adjective:
         words = words[1:]
 
     word = first_word(words)
-    noun = find_noun(word)
+    noun = NOUN_OF.get(word)
     if noun is None:
         raise ValueError(f"{english!r}: expected a noun of the grammar, not {word!r}")
 
     return Phrase(article, adjective, noun, word == noun.plural), words[1:]
-
-
-def find_adjective(word: str) -> Adjective | None:
-    for adjective in ADJECTIVES:
-        if adjective.english == word:
-            return adjective
-
-    return None
-
-
-def find_noun(word: str) -> Noun | None:
-    for noun in NOUNS:
-        if word in (noun.english, noun.plural):
-            return noun
-
-    return None
 
 
 def translate(english: str) -> str:

@@ -27,7 +27,9 @@ CHOICES = ("choices", "endings")
 ANSWERS = ("answer", "label", "gold")
 WORDS = ("words", "tokens")
 TAGS = ("tags", "labels", "label", "upos")
-LABELS = ("label", "labels")
+CLASSES = ("label", "labels", "answer")
+NUMBERS = ("label", "labels", "score", "answer")
+LABELS_OF_TASK = {"tag": TAGS, "choice": ANSWERS, "similarity": NUMBERS, "regress": NUMBERS}
 PAIR_TASKS = ("pair", "similarity")
 TASKS = ("classify", "pair", "similarity", "choice", "tag", "regress")
 
@@ -171,14 +173,8 @@ class ExampleColumns(NamedTuple):
         """The column of the label."""
         if self.label is not None:
             return self.label
-        if self.task == "tag":
-            return first_of(TAGS, names)
-        if self.task == "choice":
-            return first_of(ANSWERS, names)
-        if self.task in ("similarity", "regress"):
-            return first_of((*LABELS, "score", "answer"), names)
 
-        return first_of((*LABELS, "answer"), names)
+        return first_of(LABELS_OF_TASK.get(self.task, CLASSES), names)
 
     def read_texts(self, row: list[Any], where: str) -> Iterator[Example]:
         """An example of one text or two."""
@@ -213,11 +209,11 @@ class ExampleColumns(NamedTuple):
 
     def read_tags(self, row: list[Any], where: str) -> Iterator[Example]:
         """An example of a sentence whose words are tagged."""
-        words = row[0]
-        check_list(words, "words", where)
-        if self.labelled:
-            check_list(row[1], "tags", where)
+        for name, values in zip(("words", "tags"), row, strict=False):
+            if not isinstance(values, list | tuple):
+                raise ValueError(f"{where}: the {name}: expected a list, not {kind(values)}")
 
+        words = row[0]
         if not words:
             raise ValueError(f"{where}: the list of words is empty; leave the row out")
 
@@ -247,11 +243,6 @@ def first_of(usual: Sequence[str], names: list[str]) -> str:
             return name
 
     return usual[0]
-
-
-def check_list(value: Any, name: str, where: str) -> None:
-    if not isinstance(value, list | tuple):
-        raise ValueError(f"{where}: the {name}: expected a list, not {kind(value)}")
 
 
 def filled(value: Any, what: str, where: str) -> str:

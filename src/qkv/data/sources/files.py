@@ -30,18 +30,8 @@ FORMATS: dict[str, Format] = {
     ".parquet": "parquet",
     ".conllu": "conllu",
 }
-COMPRESSIONS = (".gz", ".xz")
-IN_FOLDERS = (
-    ".txt",
-    ".text",
-    ".md",
-    ".rst",
-    ".jsonl",
-    ".ndjson",
-    ".csv",
-    ".tsv",
-    ".parquet",
-)
+COMPRESSIONS: dict[str, Any] = {".gz": gzip.open, ".xz": lzma.open}
+IN_FOLDERS = (".txt", ".text", ".md", ".rst", ".jsonl", ".ndjson", ".csv", ".tsv", ".parquet")
 """The files of a folder that are read. A file named by itself or by a glob is text unless its
 ending is a known format.
 """
@@ -89,10 +79,8 @@ class File:
 
     def open(self, kind: str) -> io.BufferedIOBase | io.RawIOBase:
         """The file opened for reading, with the decompression of `kind`."""
-        if kind == ".gz":
-            return gzip.open(self.path, "rb")
-        if kind == ".xz":
-            return lzma.open(self.path, "rb")
+        if kind:
+            return COMPRESSIONS[kind](self.path, "rb")
 
         return self.path.open("rb", buffering=0)
 

@@ -7,13 +7,14 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 import numpy as np
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from qkv.data.sources.named import Content
 from qkv.data.sources.source import PairSource, TextSource
 from qkv.data.tokens.encode import (
     CHUNK,
@@ -26,7 +27,13 @@ from qkv.data.tokens.encode import (
     separable,
     split_chunks,
 )
-from qkv.data.tokens.shards import DamagedShards, ShardedIdsWriter, open_all_ids, write_manifest
+from qkv.data.tokens.shards import (
+    DamagedShards,
+    ShardedIds,
+    ShardedIdsWriter,
+    open_all_ids,
+    write_manifest,
+)
 from qkv.data.tokens.token_arrays import Pairs, Tokens
 from qkv.storage import DiskFull, move, remove, staging, sweep
 from qkv.text.tokenizer import Tokenizer
@@ -38,6 +45,9 @@ Advance = Callable[[int, int], None]
 """Called with the number of new characters and the total number of tokens."""
 Write = Callable[[Path, str, Advance], None]
 """Writes the ids and their manifest into a folder, under a key."""
+RUNS = {"texts": ["texts"], "pairs": ["source", "target"]}
+Encodings = Iterator[tuple[int, tuple[Encoded, ...]]]
+"""Batches: their number of characters, and the ids of each run."""
 
 
 def prepare_texts(
@@ -45,25 +55,14 @@ def prepare_texts(
 ) -> Tokens:
     """The ids of all texts, each followed by the end token if the tokenizer has one."""
 
-    def write(folder: Path, key: str, advance: Advance) -> None:
+    def encoded() -> Encodings:
         size = CHUNK if separable(tokenizer) else None
-        encoded = in_order(
-            encoder(tokenizer), batch_by_characters(split_chunks(source, size), Chunk.size)
-        )
+        batches = batch_by_characters(split_chunks(source, size), Chunk.size)
+        for characters, texts in in_order(encoder(tokenizer), batches):
+            yield characters, (texts,)
 
-        with ShardedIdsWriter(folder, "texts", tokenizer.vocabulary) as writer:
-            for characters, (ids, ends) in encoded:
-                writer.write(ids, ends)
-                advance(characters, writer.tokens)
-
-            if not writer.tokens:
-                raise ValueError(
-                    f"{source.name}: there is no text in it; give a file that has some"
-                )
-
-            write_manifest(folder, key, {"source": source.name}, {"texts": writer.finish()})
-
-    return prepared(source, tokenizer, "texts", ["texts"], cache, progress, write)[0]
+    (texts,) = prepared(source, tokenizer, "texts", cache, progress, encoded)
+    return texts
 
 
 def prepare_pairs(
@@ -71,38 +70,46 @@ def prepare_pairs(
 ) -> Pairs:
     """The ids of all sources and of their targets, without start or end tokens."""
 
-    def write(folder: Path, key: str, advance: Advance) -> None:
-        encoded = in_order(pair_encoder(tokenizer), batch_by_characters(source, pair_size))
-        with (
-            ShardedIdsWriter(folder, "source", tokenizer.vocabulary) as sources,
-            ShardedIdsWriter(folder, "target", tokenizer.vocabulary) as targets,
-        ):
-            for characters, (source_ids, target_ids) in encoded:
-                write_side(sources, source_ids, source.name)
-                write_side(targets, target_ids, source.name)
-                advance(characters, sources.tokens + targets.tokens)
+    def encoded() -> Encodings:
+        batches = batch_by_characters(source, lambda pair: len(pair[0]) + len(pair[1]))
+        return in_order(pair_encoder(tokenizer), batches)
 
-            if not sources.texts:
-                raise ValueError(
-                    f"{source.name}: there are no pairs in it; give a file that has some"
-                )
-
-            runs = {"source": sources.finish(), "target": targets.finish()}
-            write_manifest(folder, key, {"source": source.name}, runs)
-
-    sources, targets = prepared(
-        source, tokenizer, "pairs", ["source", "target"], cache, progress, write
-    )
-    return Pairs(sources, targets)
+    return Pairs(*prepared(source, tokenizer, "pairs", cache, progress, encoded))
 
 
-def pair_size(pair: tuple[str, str]) -> int:
-    return len(pair[0]) + len(pair[1])
+def write_runs(
+    folder: Path,
+    name: str,
+    vocabulary: int,
+    runs: list[str],
+    encodings: Encodings,
+    advance: Advance,
+) -> dict[str, ShardedIds]:
+    """Write the ids of each run; the texts of a pair must have tokens."""
+    with ExitStack() as stack:
+        writers = []
+        for run in runs:
+            writer = ShardedIdsWriter(folder, run, vocabulary)
+            writers.append(stack.enter_context(closing(writer)))
+
+        for characters, parts in encodings:
+            for writer, (ids, ends) in zip(writers, parts, strict=True):
+                if len(runs) > 1:
+                    check_not_empty(writer, ends, name)
+
+                writer.write(ids, ends)
+
+            advance(characters, sum(writer.tokens for writer in writers))
+
+        if not writers[0].tokens:
+            what = "is no text" if len(runs) == 1 else "are no pairs"
+            raise ValueError(f"{name}: there {what} in it; give a file that has some")
+
+        return {writer.name: writer.finish() for writer in writers}
 
 
-def write_side(writer: ShardedIdsWriter, encoded: Encoded, name: str) -> None:
-    """Write one side of pairs; raises if a text has no tokens."""
-    ids, ends = encoded
+def check_not_empty(writer: ShardedIdsWriter, ends: np.ndarray, name: str) -> None:
+    """Raise if one side of a pair has no tokens."""
     empty = np.flatnonzero(np.diff(ends, prepend=0) == 0)
     if len(empty):
         number = writer.texts + int(empty[0]) + 1
@@ -110,17 +117,14 @@ def write_side(writer: ShardedIdsWriter, encoded: Encoded, name: str) -> None:
             f"{name}: the {writer.name} of pair {number} has no tokens; leave the pair out"
         )
 
-    writer.write(ids, ends)
-
 
 def prepared(
     source: TextSource | PairSource,
     tokenizer: Tokenizer,
-    kind: str,
-    runs: list[str],
+    kind: Content,
     cache: Path | None,
     progress: bool,
-    write: Write,
+    encoded: Callable[[], Encodings],
 ) -> list[Tokens]:
     """The runs of ids from the cache, written first if they are not there.
 
@@ -128,6 +132,12 @@ def prepared(
     processes that write the same data the second result is dropped; they wait for each other only
     to save work.
     """
+    runs = RUNS[kind]
+
+    def write(folder: Path, key: str, advance: Advance) -> None:
+        written = write_runs(folder, source.name, tokenizer.vocabulary, runs, encoded(), advance)
+        write_manifest(folder, key, {"source": source.name}, written)
+
     # The key depends on the order of the files, but not on their names: a file can have several.
     facts = [FORMAT, kind, tokenizer.fingerprint, list(source.fingerprint().values())]
     key = hashlib.sha256(json.dumps(facts).encode()).hexdigest()

@@ -6,7 +6,6 @@ import json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import BinaryIO
 
 import numpy as np
@@ -38,7 +37,7 @@ class ShardedIds:
 
 
 class ShardedIdsWriter:
-    """Writes one run of ids; a context manager that always closes its files."""
+    """Writes one run of ids; use it with `closing`, which always closes its files."""
 
     def __init__(self, folder: Path, name: str, vocabulary: int) -> None:
         self.folder = folder
@@ -51,15 +50,7 @@ class ShardedIdsWriter:
         self.shard: BinaryIO | None = None
         self.room = 0  # ids that still fit into the open shard
 
-    def __enter__(self) -> ShardedIdsWriter:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
         self.ends.close()
         if self.shard is not None:
             self.shard.close()
@@ -91,7 +82,7 @@ class ShardedIdsWriter:
 
     def finish(self) -> ShardedIds:
         """Close the files, flush them to disk, and return their manifest."""
-        self.__exit__(None, None, None)
+        self.close()
         ends = f"{self.name}-ends.bin"
         sizes: dict[str, int] = {}
 
@@ -121,15 +112,9 @@ def open_all_ids(folder: Path, key: str, names: Iterable[str]) -> list[Tokens]:
             raise DamagedShards(f"{folder / MANIFEST}: it belongs to other data")
 
         return [open_ids(folder, ShardedIds(**manifest["runs"][name]), key) for name in names]
-    except (
-        FileNotFoundError,
-        KeyError,
-        TypeError,
-        ValueError,
-    ) as error:  # JSON errors are ValueErrors
-        if isinstance(error, DamagedShards):
-            raise
-
+    except DamagedShards:
+        raise
+    except (FileNotFoundError, KeyError, TypeError, ValueError) as error:  # also JSON errors
         raise DamagedShards(f"{folder / MANIFEST}: it is damaged ({error!r})") from error
 
 

@@ -20,13 +20,10 @@ ACTIVATIONS_FROM_HF: dict[str, Activation] = {
     "silu": "silu",
     "swish": "silu",
 }
-ACTIVATIONS_TO_HF: dict[Activation, str] = {
-    "relu": "relu",
-    "relu2": "relu2",
-    "gelu": "gelu",
-    "gelu_tanh": "gelu_new",
-    "silu": "silu",
-}
+"""If several of theirs are one of ours, the first is written."""
+ACTIVATIONS_TO_HF: dict[str, str] = {}
+for theirs, ours in ACTIVATIONS_FROM_HF.items():
+    ACTIVATIONS_TO_HF.setdefault(ours, theirs)
 
 
 @dataclass(frozen=True)

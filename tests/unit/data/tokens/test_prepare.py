@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -109,7 +109,7 @@ def test_ids_are_two_bytes_while_they_fit(tmp_path: Path) -> None:
         ids = np.array([0, 7, vocabulary - 1])
         folder = tmp_path / str(size)
         folder.mkdir()
-        with shards.ShardedIdsWriter(folder, "texts", vocabulary) as writer:
+        with closing(shards.ShardedIdsWriter(folder, "texts", vocabulary)) as writer:
             writer.write(ids, np.array([3]))
             shards.write_manifest(folder, "key", {}, {"texts": writer.finish()})
         (tokens,) = shards.open_all_ids(folder, "key", ["texts"])
