@@ -35,7 +35,9 @@ from qkv.models.convert.hf_folder import (
     TOKENIZER,
     checksum,
     current,
+    verify_checksum,
 )
+from qkv.models.convert.hf_tokenizer import checked_tokenizer
 from qkv.models.convert.peft import read_adapter
 from qkv.models.convert.weight_rules import Weights
 from qkv.models.model import Model, backbone_of, uncompiled
@@ -125,20 +127,6 @@ def save(
         replace_files(staged, path)
 
 
-def checked_tokenizer(tokenizer: Tokenizer | Path | str, vocabulary: int) -> Tokenizer:
-    """The tokenizer, read if it is a path; it must fit into the model's vocabulary."""
-    if not isinstance(tokenizer, Tokenizer):
-        tokenizer = Tokenizer.read(tokenizer)
-
-    if tokenizer.vocabulary > vocabulary:
-        raise ValueError(
-            f"tokenizer: it has {tokenizer.vocabulary} tokens, the model's vocabulary only "
-            f"{vocabulary}"
-        )
-
-    return tokenizer
-
-
 def load(
     path: Path | str, *, base: Path | str | None = None, allow_nonfinite: bool = False
 ) -> Loaded:
@@ -202,7 +190,6 @@ def load_path(path: Path, base: Path | str | None, *, allow_nonfinite: bool) -> 
         raise ValueError(f"{path / CONFIG}: {error}") from error
 
     model = load_weights(config, path, allow_nonfinite=allow_nonfinite)
-
     return with_tokenizer(model, read_tokenizer(path))
 
 
@@ -213,11 +200,7 @@ def load_weights(config: Config, path: Path, *, allow_nonfinite: bool) -> Model:
     verify_beside(path, metadata)
     tensors = {name: weights[name].clone() for name in weights}
     model = with_weights(config, tensors, weights.origin).eval()
-    if metadata[TENSORS] != checksum(tensors):
-        raise ValueError(
-            f"{weights.origin}: checksum mismatch: the file was damaged or changed after saving; "
-            "restore it from a copy"
-        )
+    verify_checksum(tensors, metadata[TENSORS], weights.origin)
 
     return model
 

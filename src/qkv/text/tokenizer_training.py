@@ -56,13 +56,8 @@ def train(kind: Kind, texts: Iterable[str], vocabulary: int, *, most: int = SAMP
     if kind == "characters":
         return Tokenizer(characters(texts, vocabulary))
 
-    pieces = sample(cut(texts), most)
-    if kind == "words":
-        return Tokenizer(whole_words(pieces, vocabulary))
-    if kind == "byte-pair":
-        return Tokenizer(byte_pairs(pieces, vocabulary))
-
-    return Tokenizer(word_pieces(pieces, vocabulary))
+    learn = {"words": whole_words, "byte-pair": byte_pairs, "word-piece": word_pieces}[kind]
+    return Tokenizer(learn(sample(cut(texts), most), vocabulary))
 
 
 def checked(texts: Iterable[str]) -> Iterator[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, zip_longest
 from typing import Any, Generic, TypeVar
 
 from qkv.data.sources.files import File
@@ -126,26 +126,18 @@ def parallel_part(files: list[File], other_parts: bool) -> Part[tuple[str, str]]
 
 def parallel_lines(source: File, target: File) -> Iterator[tuple[str, str]]:
     """Pairs of lines; raises if the files have different numbers of lines."""
-    sources = read_lines(source)
-    targets = read_lines(target)
-    number = 0
+    sources = 0
+    targets = 0
+    for line, translation in zip_longest(read_lines(source), read_lines(target)):
+        sources += line is not None
+        targets += translation is not None
+        if sources == targets:
+            pair = (line[1].strip(), translation[1].strip())
+            if all(pair):
+                yield pair
 
-    for number, line in sources:
-        translation = next(targets, None)
-        if translation is None:
-            rest = sum(1 for _ in sources)
-            raise unequal_lengths(source, number + rest, target, number - 1)
-
-        pair = (line.strip(), translation[1].strip())
-        if all(pair):
-            yield pair
-
-    if rest := sum(1 for _ in targets):
-        raise unequal_lengths(source, number, target, number + rest)
-
-
-def unequal_lengths(source: File, sources: int, target: File, targets: int) -> ValueError:
-    return ValueError(
-        f"{source.name} has {sources:,} lines and {target.name} {targets:,}; "
-        "parallel files have the same number"
-    )
+    if sources != targets:
+        raise ValueError(
+            f"{source.name} has {sources:,} lines and {target.name} {targets:,}; "
+            "parallel files have the same number"
+        )

@@ -173,16 +173,12 @@ def is_weight_map(value: Any) -> TypeGuard[dict[str, str]]:
     return isinstance(value, dict) and all(isinstance(shard, str) for shard in value.values())
 
 
-def no_tokenizer(folder: Path) -> None:
-    """Write no tokenizer files."""
-
-
 def write(
     folder: Path,
     config: Mapping[str, Any],
     tensors: Mapping[str, Tensor],
     *,
-    write_tokenizer: Callable[[Path], None] = no_tokenizer,
+    write_tokenizer: Callable[[Path], None] | None = None,
     max_shard_bytes: int = SHARD_BYTES,
 ) -> None:
     """Write a model into a staging folder and move it into place, config.json last.
@@ -196,7 +192,9 @@ def write(
     with storage.staging(folder, size, "the model") as staged:
         write_json(staged / CONFIG, config)
         write_shards(staged, tensors, max_shard_bytes)
-        write_tokenizer(staged)
+        if write_tokenizer is not None:
+            write_tokenizer(staged)
+
         for path in sorted(staged.iterdir(), key=lambda path: path.name == CONFIG):
             storage.flush(path)
             storage.move(path, folder / path.name)
@@ -311,6 +309,15 @@ def tokenizer_files(path: Path) -> dict[str, Path]:
 
 def write_json(path: Path, values: Mapping[str, Any]) -> None:
     path.write_text(json.dumps(values, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def verify_checksum(tensors: Mapping[str, Tensor], saved: str, origin: str) -> None:
+    """Raise if tensors are not those that were saved."""
+    if saved != checksum(tensors):
+        raise ValueError(
+            f"{origin}: checksum mismatch: the file was damaged or changed after saving; "
+            "restore it from a copy"
+        )
 
 
 def checksum(tensors: Mapping[str, Tensor]) -> str:

@@ -30,6 +30,20 @@ contains; without a tokenizer.json, one with an empty vocabulary. With it, a mis
 error that names the file."""
 
 
+def checked_tokenizer(tokenizer: Tokenizer | Path | str, vocabulary: int) -> Tokenizer:
+    """Return the tokenizer, read if it is a path; it must fit into the model's vocabulary."""
+    if not isinstance(tokenizer, Tokenizer):
+        tokenizer = Tokenizer.read(tokenizer)
+
+    if tokenizer.vocabulary > vocabulary:
+        raise ValueError(
+            f"tokenizer: it has {tokenizer.vocabulary} tokens, the model's vocabulary only "
+            f"{vocabulary}"
+        )
+
+    return tokenizer
+
+
 class TokenizerExport:
     """The tokenizer of a folder for `transformers`: files to copy, a Tokenizer, or none."""
 
@@ -38,14 +52,10 @@ class TokenizerExport:
         self.files: dict[str, Path] = {}
         if isinstance(tokenizer, str | Path):
             self.files = hf_folder.tokenizer_files(Path(tokenizer))
-            tokenizer = Tokenizer.read(tokenizer)
 
-        self.tokenizer = tokenizer
-        if tokenizer is not None and tokenizer.vocabulary > config.vocabulary:
-            raise ValueError(
-                f"tokenizer: it has {tokenizer.vocabulary} tokens, "
-                f"the model's vocabulary only {config.vocabulary}"
-            )
+        self.tokenizer: Tokenizer | None = None
+        if tokenizer is not None:
+            self.tokenizer = checked_tokenizer(tokenizer, config.vocabulary)
 
     def special_ids(self, ids: SpecialIds) -> SpecialIds:
         """Return these ids, with the tokenizer's in place of those that are None."""

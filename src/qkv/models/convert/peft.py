@@ -18,7 +18,7 @@ from qkv.models import legacy
 from qkv.models.consistency import check_consistent
 from qkv.models.convert import hf_folder
 from qkv.models.convert.config_fields import Fields
-from qkv.models.convert.hf_folder import CHECKSUM, TENSORS, checksum
+from qkv.models.convert.hf_folder import CHECKSUM, TENSORS, checksum, verify_checksum
 from qkv.models.convert.peft_config import LoraPair, LoraSettings, config_to_peft
 from qkv.models.convert.peft_modules import PeftModules, peft_modules
 from qkv.models.convert.weight_rules import FLOATS, Weights
@@ -162,11 +162,8 @@ def read_adapter(model: Model, path: Path | str, *, allow_nonfinite: bool = Fals
     weights = open_weights(path, allow_nonfinite)
     tensors = {name: weights[name].clone() for name in weights}
     metadata = hf_folder.read_metadata(path / WEIGHTS)
-    if TENSORS in metadata and metadata[TENSORS] != checksum(tensors):
-        raise ValueError(
-            f"{weights.origin}: checksum mismatch: the file was damaged or changed after saving; "
-            "restore it from a copy"
-        )
+    if TENSORS in metadata:
+        verify_checksum(tensors, metadata[TENSORS], weights.origin)
 
     try:
         settings = LoraSettings(fields)
