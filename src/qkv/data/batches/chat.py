@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Int
@@ -209,7 +209,7 @@ class ConversationData:
     """Number of conversations that are longer than the context and lose their end."""
     left_out: int = field(init=False)
     """Number of conversations without an answer within the context, which are never used."""
-    order_version: ClassVar[int] = 2
+    order_version: int = field(default=2, init=False)
     """Version 1 took `size` rows of packed conversations per step."""
 
     def __post_init__(self) -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Int
-from torch import Tensor
 
 
 def document_numbers(
@@ -31,7 +31,7 @@ def positions_within(documents: Int[np.ndarray, "B T"]) -> Int[np.ndarray, "B T"
     return position - np.maximum.accumulate(np.where(starts, position, 0), axis=1)
 
 
-def document_tensors(documents: Sequence[np.ndarray]) -> dict[str, Tensor]:
+def document_tensors(documents: Sequence[np.ndarray]) -> dict[str, Any]:
     """The documents of a batch's rows, and the positions in them; nothing without documents."""
     if not documents:
         return {}

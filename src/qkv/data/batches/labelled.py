@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -45,7 +45,7 @@ class LabelledData:
     multiple: int = field(default=1, kw_only=True)
     order: Int[np.ndarray, "n"] = field(init=False)
     """The numbers of the examples in the order of `ordered`."""
-    order_version: ClassVar[int] = 1
+    order_version: int = field(default=1, init=False)
 
     def __post_init__(self) -> None:
         check_seed(self.seed)

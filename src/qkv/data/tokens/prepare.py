@@ -74,7 +74,8 @@ def prepare_pairs(
         batches = batch_by_characters(source, lambda pair: len(pair[0]) + len(pair[1]))
         return in_order(pair_encoder(tokenizer), batches)
 
-    return Pairs(*prepared(source, tokenizer, "pairs", cache, progress, encoded))
+    sources, targets = prepared(source, tokenizer, "pairs", cache, progress, encoded)
+    return Pairs(sources, targets)
 
 
 def write_runs(

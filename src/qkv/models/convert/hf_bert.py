@@ -23,7 +23,7 @@ FIELDS = {
     "attention_dropout": ("attention_probs_dropout_prob", 0.1),
 }
 LAYER = "bert.encoder.layer.*"
-MODULES = {
+MODULES: dict[str, str | tuple[str, ...]] = {
     "embedding.token": "bert.embeddings.word_embeddings",
     "embedding.position": "bert.embeddings.position_embeddings",
     "embedding.segment": "bert.embeddings.token_type_embeddings",

@@ -11,6 +11,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
+from qkv.models.configs import BERTConfig, GPTConfig, TransformerConfig
 from qkv.models.convert.config_fields import (
     Fields,
     SpecialIds,
@@ -22,7 +23,7 @@ from qkv.models.model import Model
 from qkv.models.registry import build, weights_of, with_weights
 from qkv.nn.stack_config import StackConfig
 
-C = TypeVar("C", bound=StackConfig)
+C = TypeVar("C", GPTConfig, BERTConfig, TransformerConfig)
 
 PLAIN = {
     "window": None,

@@ -24,7 +24,7 @@ FIELDS = {
     "attention_dropout": ("attention_dropout", 0.0),
 }
 LAYER = "model.layers.*"
-MODULES = {
+MODULES: dict[str, str | tuple[str, ...]] = {
     "embedding.token": "model.embed_tokens",
     "stack.blocks.*.attention_residual.norm": f"{LAYER}.input_layernorm",
     "stack.blocks.*.attention.qkv": (
