@@ -1,8 +1,6 @@
 """Decoding with a CUDA graph: one step is captured and replayed, and the host never waits for it.
 
-A step of a small model is a hundred kernels of some microseconds. Launched one by one, the host is
-slower than the GPU; replayed, they follow each other without a gap. The host reads each token while
-the next ones are already being computed.
+The host reads each token while the next ones are already being computed.
 """
 
 from __future__ import annotations
@@ -20,6 +18,7 @@ from qkv.generation.sampling_params import on_device, process_logits, sample_tok
 from qkv.models import GPT
 from qkv.nn import decode_block
 from qkv.nn.cache import KeyValueCache, StaticCache
+from qkv.nn.cuda_graph import CudaGraph
 from qkv.nn.hooks import has_hooks
 from qkv.nn.unchanged import all_unchanged, settings
 
@@ -147,19 +146,7 @@ class DecodeGraph:
             with decode_block.installed(model):
                 self.sample(self.forward(model), position)
 
-        # Kernels are compiled before they are captured, on another stream as CUDA requires.
-        warmup = torch.cuda.Stream()
-        warmup.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(warmup):
-            for _ in range(2):
-                run_step()
-
-        torch.cuda.current_stream().wait_stream(warmup)
-        self.graph = torch.cuda.CUDAGraph()
-
-        # Other threads may use the GPU meanwhile.
-        with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
-            run_step()
+        self.graph = CudaGraph(run_step)
 
     def empty(self, capacity: int, rows: int) -> KeyValueCache:
         """An ordinary cache that writes into the first rows of these buffers."""
