@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -55,11 +55,13 @@ def put_weights(weights: dict[str, Tensor], model: nn.Module) -> None:
         parameter.copy_(weights[name])
 
 
-def mean_of(checkpoints: Sequence[Checkpoint], prefix: str) -> dict[str, Tensor]:
+def mean_of(
+    checkpoints: Sequence[Checkpoint], prefix: str, like: Mapping[str, Tensor] | None = None
+) -> dict[str, Tensor]:
     """Mean of the tensors below a prefix, by their names without it; summed in float64."""
     total: dict[str, Tensor] = {}
     for checkpoint in checkpoints:
-        for name, tensor in checkpoint.tensors(prefix).items():
+        for name, tensor in checkpoint.tensors(prefix, like).items():
             total[name] = tensor.double() + total.get(name, 0.0)
 
     return {name: (tensor / len(checkpoints)).float() for name, tensor in total.items()}

@@ -14,7 +14,6 @@ from qkv.nn.block import Block
 from qkv.training.average import trainable_parameters
 from qkv.training.muon import Muon
 from qkv.training.run_config import OptimizerConfig
-from qkv.training.systems.distributed import place_like
 
 BLOCK = re.compile(r"\bblocks\.(\d+)\.")
 
@@ -109,7 +108,7 @@ class Optimizers:
         return tensors
 
     def load(self, tensors: dict[str, Tensor]) -> None:
-        """Set the state to what `state` returned."""
+        """Set the state to what `state` returned, placed as the parameters are."""
         states: dict[str, dict[str, Tensor]] = {}
         for name, tensor in tensors.items():
             parameter_name, _, key = name.rpartition("|")
@@ -120,7 +119,7 @@ class Optimizers:
             for group in optimizer.param_groups:
                 for parameter in group["params"]:
                     for key, value in states.get(self.names[parameter], {}).items():
-                        optimizer.state[parameter][key] = place_like(value, parameter)
+                        optimizer.state[parameter][key] = value
 
 
 def block_matrices(model: nn.Module) -> set[nn.Parameter]:

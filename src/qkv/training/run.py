@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -21,13 +23,14 @@ from qkv.training.optimizer import Optimizers
 from qkv.training.resilience.checkpoint_writer import Checkpoints
 from qkv.training.resilience.guard import Diverged, Guard, LossScale
 from qkv.training.resilience.run_state import Learner, RunState, copy_weights
+from qkv.training.resilience.sharded_checkpoints import ShardedCheckpoints
 from qkv.training.run_config import OptimizerConfig, RunConfig
 from qkv.training.schedule import highest_rate, learning_rate
 from qkv.training.setup.cost import measured_peak, memory_used, task_cost
 from qkv.training.setup.objective_setup import build_objective, configure_torch, micro_batches
 from qkv.training.setup.training_task import TrainingTask
 from qkv.training.step import PendingStep, validate
-from qkv.training.systems.distributed import World, gather_tensors
+from qkv.training.systems.distributed import World, uses_fsdp
 
 AVERAGED = 3
 """Checkpoints that --average last averages when --keep is all."""
@@ -95,7 +98,11 @@ class Run:
             config.steps, every=config.log_every, active=world.first, metric=task.metric
         )
         keep = config.keep
-        checkpoints = Checkpoints(
+        kind: Any = Checkpoints
+        if uses_fsdp(world, config.distributed):
+            kind = partial(ShardedCheckpoints, world=world)
+
+        checkpoints = kind(
             config.out / CHECKPOINTS, None if keep == "all" else keep, log=progress.log
         )
 
@@ -146,6 +153,11 @@ class Run:
             self.save_checkpoint(best=False)
 
     # Steps
+
+    @property
+    def sharded(self) -> bool:
+        """Whether the model is sharded over the ranks."""
+        return uses_fsdp(self.world, self.config.distributed)
 
     @property
     def steps(self) -> int:
@@ -257,6 +269,7 @@ class Run:
 
     def checkpoint_before(self, step: int) -> Checkpoint:
         """The newest checkpoint up to a step, or else the newest; raises after too many rewinds."""
+        self.checkpoints.wait()
         earlier = self.checkpoints.last(1, up_to=step)
         if self.state.rewinds >= self.config.patience:
             raise Diverged(
@@ -291,13 +304,21 @@ class Run:
             with self.averaged_weights():
                 self.save_model()
 
-        tensors = self.learner.tensors(self.world.first)
+        save = partial(
+            self.checkpoints.save,
+            self.state.step,
+            self.learner.tensors(frozen=self.sharded),
+            self.learner.numbers(self.state),
+            best=best,
+            temporary=temporary,
+        )
+        if self.sharded:
+            save()
+            return
+
         with self.world.all_or_none():
             if self.world.first:
-                numbers = self.learner.numbers(self.state)
-                self.checkpoints.save(
-                    self.state.step, tensors, numbers, best=best, temporary=temporary
-                )
+                save()
 
     def averaged_weights(self) -> AbstractContextManager[None]:
         """While the context is open, the model has the weights that are validated and saved."""
@@ -307,20 +328,33 @@ class Run:
         return self.learner.average.in_place(self.model)
 
     def save_model(self) -> None:
-        """Write the current weights as the model of the run's folder."""
-        weights = gather_tensors(
-            ((name, weight.detach()) for name, weight in self.model.named_parameters()),
-            self.world.first,
-        )
+        """Write the current weights as the model of the run's folder.
 
+        With FSDP no rank has them whole; `finish` turns the best checkpoint into the model.
+        """
+        if not self.sharded:
+            self.write_model(lambda: dict(self.model.named_parameters()))
+
+    def write_model(self, weights: Callable[[], Mapping[str, Tensor]]) -> None:
+        """Write weights, which only the first rank computes, as the model of the run's folder."""
         with self.world.all_or_none():
             if not self.world.first:
-                pass
-            elif self.task.save is not None:
-                self.task.save(weights, self.config.out)
+                return
+
+            tensors = {name: weight.detach() for name, weight in weights().items()}
+            if self.task.save is not None:
+                self.task.save(tensors, self.config.out)
             else:
-                model = with_weights(self.task.config, weights)
+                model = with_weights(self.task.config, tensors)
                 artifact.save(model, self.config.out, tokenizer=self.task.tokenizer, replace=True)
+
+    def best_weights(self) -> Mapping[str, Tensor]:
+        """The weights of the best checkpoint, or of the newest before the first validation."""
+        checkpoint = self.checkpoints.best() or self.checkpoints.newest()
+        if checkpoint is None:
+            raise ValueError(f"out: none of the checkpoints in {self.config.out} is whole")
+
+        return checkpoint.weights()
 
     def describe_model(self) -> str:
         """Which weights the model in the folder has, in a sentence."""
@@ -377,10 +411,16 @@ class Run:
 
     # The end
 
-    def finish(self) -> None:
-        """Average the last checkpoints, where that was chosen, and write the final event."""
-        if self.optimizer.average == "last":
+    def finish(self, finished: bool) -> None:
+        """Complete the run's model, and write the final event of a run that has `finished`."""
+        self.checkpoints.wait()
+        if finished and self.optimizer.average == "last":
             self.save_mean_of_checkpoints()
+        elif self.sharded:
+            self.write_model(self.best_weights)
+
+        if not finished:
+            return
 
         row: dict[str, Any] = {
             "step": self.state.step,
@@ -402,10 +442,14 @@ class Run:
             count = AVERAGED
 
         last = self.checkpoints.last(count)
-        copy_weights(mean_of(last, "model/"), self.model, origin=str(self.config.out))
+        mean = mean_of(last, "model/", dict(self.model.named_parameters()))
+        copy_weights(mean, self.model, origin=str(self.config.out))
         measured = self.measure()
         self.state.best = measured["loss"]
         self.state.merit = merit(measured, self.task.metric)
+        if self.sharded:
+            self.write_model(lambda: last[-1].weights() | mean_of(last, "model/"))
+
         self.save_model()
         steps = ", ".join(str(checkpoint.step) for checkpoint in last)
         self.progress.log(

@@ -17,10 +17,11 @@ from qkv.checkpoint import (
     Checkpoint,
     checkpoint_path,
     describe,
+    is_marked,
     steps_in,
     verify,
 )
-from qkv.models.convert.hf_folder import read_json, write_json, write_tensors
+from qkv.models.convert.hf_folder import write_json, write_tensors
 
 
 class Checkpoints:
@@ -65,24 +66,37 @@ class Checkpoints:
             self.sweep()
 
         size = len(text) + sum(tensor.nbytes for tensor in tensors.values())
-
         with storage.staging(self.folder, size, f"the checkpoint of step {step}") as folder:
-            (folder / STATE).write_text(text, encoding="utf-8")
             write_tensors(folder / TENSORS, tensors)
-            files = {name: describe(folder / name) for name in (STATE, TENSORS)}
-            write_json(
-                folder / MANIFEST,
-                {"step": step, "best": best, "passing": temporary, "files": files},
-            )
-            for name in (STATE, TENSORS, MANIFEST):
-                storage.flush(folder / name)
+            files = {TENSORS: describe(folder / TENSORS)}
+            return self.complete(folder, step, text, files, best, temporary)
 
-            storage.flush(folder)
-            path = self.move_into_place(folder, step)
+    def complete(
+        self,
+        folder: Path,
+        step: int,
+        state: str,
+        files: dict[str, Any],
+        best: bool,
+        temporary: bool,
+    ) -> Path:
+        """Write what belongs to the tensors' `files`, and give the folder its name."""
+        (folder / STATE).write_text(state, encoding="utf-8")
+        files = {STATE: describe(folder / STATE), **files}
+        write_json(
+            folder / MANIFEST, {"step": step, "best": best, "passing": temporary, "files": files}
+        )
+        for name in (*files, MANIFEST):
+            storage.flush(folder / name)
 
+        storage.flush(folder)
+        path = self.move_into_place(folder, step)
         self.remove_old(step)
 
         return path
+
+    def wait(self) -> None:
+        """Return when what is being written is on the disk, which it is when `save` returns."""
 
     # Reading
 
@@ -127,13 +141,7 @@ class Checkpoints:
 
     def marked_best(self) -> list[int]:
         """The steps of checkpoints that were the best when they were saved."""
-        return [step for step in self.steps() if self.is_marked(step, "best")]
-
-    def is_marked(self, step: int, mark: str) -> bool:
-        try:
-            return read_json(self.folder_of(step) / MANIFEST).get(mark) is True
-        except (ValueError, OSError):
-            return False
+        return [step for step in self.steps() if is_marked(self.folder_of(step), "best")]
 
     # Folders
 
@@ -175,15 +183,9 @@ class Checkpoints:
 
     def remove_old(self, step: int) -> None:
         """Remove all but the last `keep`, the best, and the checkpoint of `step` itself."""
-        scheduled: list[int] = []
-        best: list[int] = []
-        for other in self.steps():
-            if other <= step and not self.is_marked(other, "passing"):
-                scheduled.append(other)
-
-            if other <= step and self.is_marked(other, "best"):
-                best.append(other)
-
+        past = [other for other in self.steps() if other <= step]
+        scheduled = [other for other in past if not is_marked(self.folder_of(other), "passing")]
+        best = [other for other in past if is_marked(self.folder_of(other), "best")]
         if self.keep is not None:
             scheduled = scheduled[-self.keep :]
 
