@@ -17,13 +17,15 @@ from qkv.models.convert.hf_folder import TOKENIZER
 from qkv.models.model import Model
 from qkv.models.registry import Config
 from qkv.models.rnn import RNNConfig
+from qkv.plugins import find_plugin
 from qkv.training.finetune.finetune_config import FinetuneConfig
 from qkv.training.logging.metrics import Metrics
 from qkv.training.logging.progress import Progress
 from qkv.training.loop import TrainingResult, training_loop
+from qkv.training.objective import Objective
 from qkv.training.resilience.resume_checks import check_order, check_steps, rate_change
 from qkv.training.run import Run
-from qkv.training.run_config import DataConfig, OptimizerConfig, RunConfig
+from qkv.training.run_config import OBJECTIVES, OPTIMIZERS, DataConfig, OptimizerConfig, RunConfig
 from qkv.training.schedule import warmup_steps
 from qkv.training.setup.run_folder import (
     check_same_data,
@@ -231,7 +233,7 @@ def prepare(
     if resuming and (run.out / TOKENIZER).exists():
         folder = run.out
 
-    task = build_task(folder)
+    task = with_objective(build_task(folder), optimizer)
     run = replace(run, steps=task.steps or run.steps)
     if fit is not None and not resuming:
         run = fit(task, with_defaults(optimizer, task, run, resuming), run)
@@ -240,6 +242,16 @@ def prepare(
     check_supported(task.config, optimizer, run)
 
     return Prepared(task, optimizer, run)
+
+
+def with_objective(task: TrainingTask, optimizer: OptimizerConfig) -> TrainingTask:
+    """The task with the objective that was added from outside, if one was chosen."""
+    if optimizer.objective is None:
+        return task
+    if task.objective is not Objective:
+        raise ValueError("objective: a task with a head has its own; leave it out")
+
+    return replace(task, objective=find_plugin(optimizer.objective, OBJECTIVES, "objective"))
 
 
 def with_defaults(
@@ -256,6 +268,7 @@ def with_defaults(
 
 def check_supported(config: Config, optimizer: OptimizerConfig, run: RunConfig) -> None:
     """Raise for options that the model does not support, before anything is written."""
+    find_plugin(optimizer.optimizer, OPTIMIZERS, "optimizer")
     if run.recompute and isinstance(config, RNNConfig):
         raise ValueError("recompute: an RNN has no blocks to recompute; leave it out")
     if optimizer.optimizer == "muon" and isinstance(config, RNNConfig):
