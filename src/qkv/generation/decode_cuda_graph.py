@@ -32,7 +32,7 @@ TILE = 64  # capacities are multiples of it, so that similar lengths share a gra
 
 def supports(model: Any, batch: GenerationBatch) -> bool:
     """True if every step is alike: no sparse mask, no positions relative to the last slot."""
-    if not isinstance(model, GPT) or not next(model.parameters()).is_cuda:
+    if getattr(model, "predicts", None) != "next" or not next(model.parameters()).is_cuda:
         return False
     if not batch.sequences:
         return False

@@ -26,7 +26,7 @@ from qkv.training.resilience.run_state import Learner, RunState, copy_weights
 from qkv.training.resilience.sharded_checkpoints import ShardedCheckpoints
 from qkv.training.run_config import OptimizerConfig, RunConfig
 from qkv.training.schedule import highest_rate, learning_rate
-from qkv.training.setup.cost import measured_peak, memory_used, task_cost
+from qkv.training.setup.cost import cost, measured_peak, memory_used
 from qkv.training.setup.objective_setup import build_objective, configure_torch, micro_batches
 from qkv.training.setup.training_task import TrainingTask
 from qkv.training.step import PendingStep, validate
@@ -112,7 +112,7 @@ class Run:
             task, optimizer, config, world, model, objective, learner,
             RunState(parts=parts, requested_parts=parts), checkpoints, metrics, progress,
             highest=highest_rate(optimizer, task.config.width, config.steps),
-            flops_per_token=task_cost(task, 1, precision).flops_per_token,
+            flops_per_token=cost(task.config, 1, precision, task.workload).flops_per_token,
             peak=measured_peak(world.device, precision) * world.size,
         )  # fmt: skip
         run.resume()

@@ -12,11 +12,9 @@ from typing import Any, NamedTuple
 from rich.console import Console
 
 from qkv.checkpoint import RUN
-from qkv.models.bert import BERTConfig
 from qkv.models.convert.hf_folder import TOKENIZER
 from qkv.models.model import Model
 from qkv.models.registry import Config
-from qkv.models.rnn import RNNConfig
 from qkv.plugins import find_plugin
 from qkv.training.finetune.finetune_config import FinetuneConfig
 from qkv.training.logging.metrics import Metrics
@@ -38,7 +36,7 @@ from qkv.training.setup.run_folder import (
     write_description,
 )
 from qkv.training.setup.training_plan import plan_table, report_table, warmup_notes
-from qkv.training.setup.training_task import TrainingTask, assemble
+from qkv.training.setup.training_task import TrainingTask, assemble, meta_model
 from qkv.training.systems.distributed import World, join_process_group, uses_fsdp
 from qkv.training.systems.precision import best_precision, check_precision
 
@@ -95,10 +93,6 @@ def train(
         >>> result.finished, (folder / "run" / "model.safetensors").exists()
         (True, True)
     """
-    if isinstance(config, BERTConfig):
-        # Masked tokens train neither of these.
-        config = replace(config, pooler=False, next_sentence=False)
-
     check_supported(config, optimizer, run)
 
     def build_task(folder: Path | None) -> TrainingTask:
@@ -269,9 +263,11 @@ def with_defaults(
 def check_supported(config: Config, optimizer: OptimizerConfig, run: RunConfig) -> None:
     """Raise for options that the model does not support, before anything is written."""
     find_plugin(optimizer.optimizer, OPTIMIZERS, "optimizer")
-    if run.recompute and isinstance(config, RNNConfig):
+    if meta_model(config).stacks:
+        return
+    if run.recompute:
         raise ValueError("recompute: an RNN has no blocks to recompute; leave it out")
-    if optimizer.optimizer == "muon" and isinstance(config, RNNConfig):
+    if optimizer.optimizer == "muon":
         raise ValueError(
             "optimizer: muon is for the matrices of blocks, and an RNN has none; use adamw"
         )

@@ -12,7 +12,6 @@ from jaxtyping import Float
 from rich.console import Console
 
 from qkv import artifact, storage
-from qkv.models.task_model import TaskModel
 from qkv.training.finetune.finetune_config import DEFAULTS as DEFAULTS
 from qkv.training.finetune.finetune_config import HEADS, FinetuneConfig, FinetuneRunConfig
 from qkv.training.finetune.labelled_task import labelled_task
@@ -132,13 +131,12 @@ def measure_saved_model(
     outcome: TrainingResult, task: TrainingTask, run: FinetuneRunConfig
 ) -> FinetuneResult:
     """Validate the model as it is saved in the folder, and write scores.json."""
-    model = artifact.load(run.out).model
-    assert isinstance(model, TaskModel)
+    model: Any = artifact.load(run.out).model
     device = device_named(run.device)
     objective = TaskObjective(model.to(device)).eval()
     loss, counted = validate(objective, task.validation, World(device))
 
-    head = model.config.head
+    head = model.task
     metrics = {"loss": loss, **measures(head, counted)}
     matrix = None
     matrix_rows = None

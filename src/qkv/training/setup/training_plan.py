@@ -9,7 +9,7 @@ from qkv.tables import Table
 from qkv.training.logging.progress import clock
 from qkv.training.run_config import OptimizerConfig, RunConfig
 from qkv.training.schedule import highest_rate, learning_rate, warmup_steps
-from qkv.training.setup.cost import Cost, measured_peak, task_cost
+from qkv.training.setup.cost import Cost, cost, measured_peak
 from qkv.training.setup.training_task import TrainingTask
 from qkv.training.systems.distributed import World, uses_fsdp
 from qkv.training.systems.precision import best_precision
@@ -31,8 +31,14 @@ def plan_table(
 
     rank_tokens = -(-batch_tokens // world.size)
     micro_tokens = min(run.micro_batch_tokens or rank_tokens, rank_tokens)
-    average = optimizer.average == "exponential"
-    cost = task_cost(task, micro_tokens, precision, recompute=run.recompute, average=average)
+    costs = cost(
+        task.config,
+        micro_tokens,
+        precision,
+        task.workload,
+        recompute=run.recompute,
+        average=optimizer.average == "exponential",
+    )
     shards = 1
     if uses_fsdp(world, run.distributed):
         shards = world.size
@@ -40,17 +46,17 @@ def plan_table(
     # Cost and time of the whole run
     tokens = run.steps * task.training.tokens_per_step
     epochs = run.steps / task.training.steps_per_epoch
-    flops = cost.flops_per_token * tokens
+    flops = costs.flops_per_token * tokens
     seconds = flops / (UTILISATION * measured_peak(world.device, precision) * world.size)
     highest = highest_rate(optimizer, task.config.width, run.steps)
     warmup = warmup_steps(optimizer, run.steps)
 
     rows = {
-        "parameters": parameters_text(cost, task),
+        "parameters": parameters_text(costs, task),
         "steps": f"{run.steps:,} of {task.training.tokens_per_step:,} tokens",
         "tokens": f"{tokens:,}, {epochs:,.1f} times through the data",
         "learning rate": f"{highest:.2e} after {warmup} steps, then {optimizer.schedule}",
-        "estimated memory": memory_text(cost, shards),
+        "estimated memory": memory_text(costs, shards),
         "cost": f"{flops:.2e} floating-point operations",
         "estimated time": f"{clock(seconds)} on {device_text(world)} (at 40% utilisation)",
         "precision": precision,
@@ -63,18 +69,18 @@ def plan_table(
     return table
 
 
-def parameters_text(cost: Cost, task: TrainingTask) -> str:
-    text = f"{cost.parameters:,}"
-    if task.trainable is None or task.trained_fraction == 1:
+def parameters_text(costs: Cost, task: TrainingTask) -> str:
+    text = f"{costs.parameters:,}"
+    if task.trainable is None or task.workload.trained_fraction == 1:
         return text
 
-    return f"{text}, of which {task.trainable:,} learn ({task.trained_fraction:.2%})"
+    return f"{text}, of which {task.trainable:,} learn ({task.workload.trained_fraction:.2%})"
 
 
-def memory_text(cost: Cost, shards: int) -> str:
+def memory_text(costs: Cost, shards: int) -> str:
     """Memory of one process."""
-    weights = cost.weights / 2**30 / shards
-    activations = cost.activations / 2**30
+    weights = costs.weights / 2**30 / shards
+    activations = costs.activations / 2**30
     return (
         f"{weights + activations:.2f} GiB: {weights:.2f} weights and optimizer, "
         f"{activations:.2f} activations"
