@@ -118,8 +118,7 @@ def train_case(
         source = DataConfig(data=(str(data / case.data),), tokenizer="characters")
         task = assemble(case.model, source, batch_tokens=run.batch_tokens, seed=run.seed)
         if world.first:
-            description = describe(task.config, source, optimizer, run, task.fingerprint)
-            write_description(out, description)
+            write_description(out, describe(task, source, optimizer, run))
 
     return training_loop(Run.create(task, optimizer, run, world))
 

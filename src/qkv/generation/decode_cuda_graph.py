@@ -31,20 +31,27 @@ TILE = 64  # capacities are multiples of it, so that similar lengths share a gra
 
 
 def supports(model: Any, batch: GenerationBatch) -> bool:
-    """True if every step is alike: no sparse mask, no positions relative to the last slot."""
-    if getattr(model, "predicts", None) != "next" or not next(model.parameters()).is_cuda:
-        return False
-    if not batch.sequences:
-        return False
-    if has_hooks(model) or not all_unchanged(model):
-        # A hook must see every token, and a graph may not hold what a changed module does.
+    """Whether a graph can generate the batch, and is worth its capture."""
+    if not batch.sequences or not steps_are_alike(model) or has_hooks(model):
+        return False  # a hook must see every token
+
+    return tokens_that_fit(model, batch) > batch.sampling_params.steady_from + WORTH
+
+
+def steps_are_alike(model: Any) -> bool:
+    """True if all decode steps of a model on a GPU launch the same kernels.
+
+    There is no sparse mask, there are no positions relative to the last slot, and no module was
+    changed: a graph may not hold what a changed one does.
+    """
+    if getattr(model, "predicts", None) != "next" or not model.uses_kv_cache:
         return False
 
     config = model.config
-    if config.memory or config.sparsity() is not None or config.position in ("alibi", "relative"):
+    if config.sparsity() is not None or config.position in ("alibi", "relative"):
         return False
 
-    return tokens_that_fit(model, batch) > batch.sampling_params.steady_from + WORTH
+    return next(model.parameters()).is_cuda and all_unchanged(model)
 
 
 def tokens_that_fit(model: GPT, batch: GenerationBatch) -> int:
@@ -130,9 +137,10 @@ class DecodeGraph:
         self.step = torch.zeros(1, dtype=torch.int64, device=device)  # tokens generated so far
         self.uniforms = torch.zeros(rows, key.length, dtype=batch.uniforms.dtype, device=device)
         self.counts = batch.token_counts(range(rows), config.vocabulary, device)
-        padding_mask = torch.ones(rows, key.capacity, dtype=torch.bool, device=device)
-        positions = torch.zeros_like(self.tokens).unsqueeze(1)
-        self.cache = StaticCache(self.empty(key.capacity, rows), padding_mask, positions)
+        self.padding_mask = torch.ones(rows, key.capacity, dtype=torch.bool, device=device)
+        self.positions = torch.zeros_like(self.tokens).unsqueeze(1)
+        cache = self.empty(key.capacity, rows)
+        self.cache = StaticCache(cache, self.padding_mask, self.positions)
 
         # Kept alive, because the graph knows it only by its address.
         self.forbidden = on_device(self.params.forbidden, device)
@@ -207,10 +215,11 @@ class DecodeGraph:
                 values[:, :, :T] = values[prompt, :, :T]
 
         # The next token is at slot T.
-        cache.padding_mask.zero_()
-        cache.padding_mask[:, :T] = True if padding_mask is None else padding_mask[prompt]
-        cache.positions.copy_(cache.padding_mask.sum(1, keepdim=True))
-        cache.padding_mask[:, T] = True
+        mask = self.padding_mask
+        mask.zero_()
+        mask[:, :T] = True if padding_mask is None else padding_mask[prompt]
+        self.positions.copy_(mask.sum(1, keepdim=True))
+        mask[:, T] = True
         cache.slot.fill_(T)
 
         self.step.zero_()

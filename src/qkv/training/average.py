@@ -31,11 +31,11 @@ class ExponentialAverage:
         """While the context is open, the model has the averaged weights."""
         with torch.no_grad():
             trained = copied_weights(model)
-            put_weights(self.weights, model)
+            copy_weights(self.weights, model)
             try:
                 yield
             finally:
-                put_weights(trained, model)
+                copy_weights(trained, model)
 
 
 def trainable_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
@@ -50,8 +50,14 @@ def copied_weights(model: nn.Module) -> dict[str, Tensor]:
 
 
 @torch.no_grad()
-def put_weights(weights: dict[str, Tensor], model: nn.Module) -> None:
-    for name, parameter in trainable_parameters(model):
+def copy_weights(weights: dict[str, Tensor], model: nn.Module, origin: str = "weights") -> None:
+    """Copy weights into the trainable parameters of a model; the names must be the same."""
+    parameters = dict(trainable_parameters(model))
+    if weights.keys() != parameters.keys():
+        other = sorted(weights.keys() ^ parameters.keys())[0]
+        raise ValueError(f"{origin}: it is of another model: {other} is only in one of them")
+
+    for name, parameter in parameters.items():
         parameter.copy_(weights[name])
 
 

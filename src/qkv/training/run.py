@@ -9,20 +9,21 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from rich.console import Console
 from torch import Tensor, nn
 
 from qkv import artifact
 from qkv.checkpoint import CHECKPOINTS, Checkpoint
 from qkv.models.model import Model
 from qkv.models.registry import with_weights
-from qkv.training.average import ExponentialAverage, mean_of
+from qkv.training.average import ExponentialAverage, copy_weights, mean_of
 from qkv.training.finetune.task_metrics import merit
 from qkv.training.logging.metrics import Metrics, read_metrics
 from qkv.training.logging.progress import Progress
 from qkv.training.optimizer import Optimizers
 from qkv.training.resilience.checkpoint_writer import Checkpoints
 from qkv.training.resilience.guard import Diverged, Guard, LossScale
-from qkv.training.resilience.run_state import Learner, RunState, copy_weights
+from qkv.training.resilience.run_state import Learner, RunState
 from qkv.training.resilience.sharded_checkpoints import ShardedCheckpoints
 from qkv.training.run_config import OptimizerConfig, RunConfig
 from qkv.training.schedule import highest_rate, learning_rate
@@ -69,13 +70,13 @@ class Run:
         config: RunConfig,
         world: World,
         *,
-        metrics: Metrics | None = None,
-        progress: Progress | None = None,
+        description: dict[str, Any] | None = None,
+        console: Console | None = None,
         model: Model | None = None,
     ) -> Run:
         """A run at its first step, or at the newest checkpoint in its folder.
 
-        `model` is trained instead of the task's.
+        `description` is the content of run.json; `model` is trained instead of the task's.
         """
         # Model, objective and what learns
         precision = configure_torch(config, world.device)
@@ -93,18 +94,18 @@ class Run:
         )
 
         # Files and display
-        metrics = metrics or Metrics(config.out, sinks=config.sinks, active=world.first)
-        progress = progress or Progress(
-            config.steps, every=config.log_every, active=world.first, metric=task.metric
+        metrics = Metrics(config.out, sinks=config.sinks, config=description, active=world.first)
+        progress = Progress(
+            config.steps,
+            every=config.log_every,
+            console=console,
+            active=world.first,
+            metric=task.metric,
         )
-        keep = config.keep
-        kind: Any = Checkpoints
+        keep = None if config.keep == "all" else config.keep
+        checkpoints = Checkpoints(config.out / CHECKPOINTS, keep, log=progress.log)
         if uses_fsdp(world, config.distributed):
-            kind = partial(ShardedCheckpoints, world=world)
-
-        checkpoints = kind(
-            config.out / CHECKPOINTS, None if keep == "all" else keep, log=progress.log
-        )
+            checkpoints = ShardedCheckpoints(checkpoints.folder, keep, progress.log, world)
 
         # The run, from its beginning or resumed
         parts = micro_batches(task, config, world)

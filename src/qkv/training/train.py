@@ -17,8 +17,6 @@ from qkv.models.model import Model
 from qkv.models.registry import Config
 from qkv.plugins import find_plugin
 from qkv.training.finetune.finetune_config import FinetuneConfig
-from qkv.training.logging.metrics import Metrics
-from qkv.training.logging.progress import Progress
 from qkv.training.loop import TrainingResult, training_loop
 from qkv.training.objective import Objective
 from qkv.training.resilience.resume_checks import check_order, check_steps, rate_change
@@ -37,7 +35,7 @@ from qkv.training.setup.run_folder import (
 )
 from qkv.training.setup.training_plan import plan_table, report_table, warmup_notes
 from qkv.training.setup.training_task import TrainingTask, assemble, meta_model
-from qkv.training.systems.distributed import World, join_process_group, uses_fsdp
+from qkv.training.systems.distributed import World, join_process_group
 from qkv.training.systems.precision import best_precision, check_precision
 
 SampleMaker = Callable[[TrainingTask], Callable[[Model], list[str]]]
@@ -146,21 +144,20 @@ def run_training(
             return None
 
         # Train
-        result = train_prepared(prepared, description, world, samples, console)
+        content, changed = description
+        training = Run.create(task, optimizer, run, world, description=content, console=console)
+        if changed and world.first:  # only now is it certain that the run resumes
+            write_description(run.out, content)
+
+        sample_texts = None
+        if samples is not None and not training.sharded:
+            sample_texts = samples(task)  # with FSDP no process has a whole model to sample from
+
+        result = training_loop(training, sample_texts)
 
         # Report
         if result.finished:
-            printer.print(
-                report_table(
-                    run.out,
-                    steps=result.steps,
-                    tokens=result.tokens,
-                    seconds=result.seconds,
-                    flops=result.flops,
-                    validation_loss=result.validation_loss,
-                    perplexity=task.metric == "loss",
-                )
-            )
+            printer.print(report_table(run.out, result, perplexity=task.metric == "loss"))
 
         return result
 
@@ -283,7 +280,7 @@ def describe_run(
     """Write run.json and the tokenizer of a new run; check those of a resumed one."""
     task, optimizer, run = prepared
     order = task.training.order_version
-    content = describe(task.config, data, optimizer, run, task.fingerprint, order)
+    content = describe(task, data, optimizer, run)
     content["run"] |= extra_flags
     if not resuming:
         # run.json comes first: it marks the folder as a run's.
@@ -305,33 +302,3 @@ def describe_run(
         console.print(jump)
 
     return RunDescription(content, bool(changes))
-
-
-def train_prepared(
-    prepared: Prepared,
-    description: RunDescription,
-    world: World,
-    samples: SampleMaker | None,
-    console: Console | None,
-) -> TrainingResult:
-    """Create or resume the run, and train."""
-    task, optimizer, config = prepared
-    metrics = Metrics(
-        config.out, sinks=config.sinks, config=description.content, active=world.first
-    )
-    progress = Progress(
-        config.steps,
-        every=config.log_every,
-        console=console,
-        active=world.first,
-        metric=task.metric,
-    )
-    run = Run.create(task, optimizer, config, world, metrics=metrics, progress=progress)
-    if description.changed and world.first:  # only now is it certain that the run resumes
-        write_description(config.out, description.content)
-
-    sample_texts = None
-    if samples is not None and not uses_fsdp(world, config.distributed):
-        sample_texts = samples(task)  # with FSDP no process has a whole model to sample from
-
-    return training_loop(run, sample_texts)

@@ -15,13 +15,14 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from qkv.generation.decode_cuda_graph import steps_are_alike
 from qkv.generation.sampling_params import sample_tokens
-from qkv.models import GPT, Transformer
+from qkv.models.model import Model
 from qkv.nn.attention.kernels.decode import PART
 from qkv.nn.cache import PackedBatch, PagedCache, SequenceGroup
 from qkv.nn.cuda_graph import CudaGraph
 from qkv.nn.hooks import hook_points_of
-from qkv.nn.unchanged import all_unchanged, forward_hooks
+from qkv.nn.unchanged import forward_hooks
 from qkv.serving.engine.block_allocator import BLOCK_SIZE
 from qkv.serving.engine.scheduler import ScheduledStep
 from qkv.serving.engine.sequence import GREEDY, ServingSequence
@@ -37,7 +38,7 @@ BUFFERS = 4
 class StepGraphs:
     """The captured graphs of one model, by batch size and length of the longest sequence."""
 
-    def __init__(self, model: GPT, pages: PagedCache, last_tokens: Int[Tensor, "slots"]) -> None:
+    def __init__(self, model: Model, pages: PagedCache, last_tokens: Int[Tensor, "slots"]) -> None:
         """`last_tokens` holds the last token of each slot; a replay reads and overwrites it."""
         self.model = model
         self.pages = pages
@@ -66,13 +67,10 @@ class StepGraphs:
 
     @classmethod
     def create(
-        cls, model: GPT | Transformer, pages: PagedCache, last_tokens: Int[Tensor, "slots"]
+        cls, model: Model, pages: PagedCache, last_tokens: Int[Tensor, "slots"]
     ) -> StepGraphs | None:
         """Graphs for a model whose decode steps all launch the same kernels; else None."""
-        config = model.config
-        if config.sparsity() is not None or config.position in ("alibi", "relative"):
-            return None
-        if not isinstance(model, GPT) or not all_unchanged(model):
+        if not steps_are_alike(model):
             return None
 
         return cls(model, pages, last_tokens)

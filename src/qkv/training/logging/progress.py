@@ -7,7 +7,6 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import timedelta
-from types import TracebackType
 from typing import Any, NamedTuple
 
 from rich.console import Console, Group, RenderableType
@@ -88,12 +87,7 @@ class Progress:
 
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         live = self.live
         self.live = None
         if live is not None:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from qkv.training.average import ExponentialAverage, trainable_parameters
+from qkv.training.average import ExponentialAverage, copy_weights, trainable_parameters
 from qkv.training.optimizer import Optimizers
 from qkv.training.resilience.checkpoint_writer import Checkpoint
 from qkv.training.resilience.guard import Guard, LossScale, position_of
@@ -119,15 +118,3 @@ class Learner:
         numbers = dict(checkpoint.state)
         self.guard.load(numbers.pop("guard"))
         state.load_json(numbers)
-
-
-@torch.no_grad()
-def copy_weights(weights: dict[str, Tensor], model: nn.Module, *, origin: str) -> None:
-    """Copy weights into the trainable parameters of a model; the names must be the same."""
-    parameters = dict(trainable_parameters(model))
-    if weights.keys() != parameters.keys():
-        other = sorted(weights.keys() ^ parameters.keys())[0]
-        raise ValueError(f"{origin}: it is of another model: {other} is only in one of them")
-
-    for name, parameter in parameters.items():
-        parameter.copy_(weights[name])

@@ -27,6 +27,7 @@ from qkv.models.registry import Config, from_json, to_json
 from qkv.plugins import absolute_plugin
 from qkv.training.finetune.finetune_config import FinetuneConfig
 from qkv.training.run_config import DataConfig, OptimizerConfig, RunConfig
+from qkv.training.setup.training_task import TrainingTask
 
 LOCK = ".lock"
 FIXED = {"run": ("seed", "batch_tokens"), "optimizer": ("optimizer", "objective", "layer_decay")}
@@ -99,12 +100,10 @@ def locked(out: Path) -> Iterator[None]:
 
 
 def describe(
-    model: Config,
+    task: TrainingTask,
     data: DataConfig | FinetuneConfig,
     optimizer: OptimizerConfig,
     run: RunConfig,
-    fingerprint: str,
-    order: int = 1,
 ) -> dict[str, Any]:
     """The content of run.json."""
     command = "finetune"
@@ -118,12 +117,12 @@ def describe(
 
     return {
         "command": command,
-        "model": to_json(model),
+        "model": to_json(task.config),
         "data": describe_data(data),
         "optimizer": asdict(optimizer) | plugins,
         "run": asdict(run) | {"out": str(run.out)},
-        "fingerprint": fingerprint,
-        "order": order,
+        "fingerprint": task.fingerprint,
+        "order": task.training.order_version,
     }
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from qkv.tables import Table
 from qkv.training.logging.progress import clock
+from qkv.training.loop import TrainingResult
 from qkv.training.run_config import OptimizerConfig, RunConfig
 from qkv.training.schedule import highest_rate, learning_rate, warmup_steps
 from qkv.training.setup.cost import Cost, cost, measured_peak
@@ -88,12 +89,7 @@ def memory_text(costs: Cost, shards: int) -> str:
 
 
 def device_text(world: World) -> str:
-    name = world.device.type
-    if name == "cpu":
-        name = "CPU"
-    elif name == "cuda":
-        name = "GPU"
-
+    name = {"cpu": "CPU", "cuda": "GPU"}.get(world.device.type, world.device.type)
     if world.size == 1:
         return f"this {name}"
 
@@ -116,33 +112,22 @@ def warmup_notes(optimizer: OptimizerConfig, task: TrainingTask, run: RunConfig)
     )
 
 
-def report_table(
-    out: Path,
-    *,
-    steps: int,
-    tokens: int,
-    seconds: float,
-    flops: float,
-    validation_loss: float | None,
-    perplexity: bool,
-) -> Table:
+def report_table(out: Path, result: TrainingResult, *, perplexity: bool) -> Table:
     """One row of results and costs; for language models with the perplexity."""
     loss = math.nan
-    if validation_loss is not None:
-        loss = validation_loss
+    if result.validation_loss is not None:
+        loss = result.validation_loss
 
     cells = {
-        "steps": f"{steps:,}",
-        "tokens": f"{tokens:,}",
+        "steps": f"{result.steps:,}",
+        "tokens": f"{result.tokens:,}",
         "validation loss": f"{loss:.4f}",
     }
     if perplexity:
-        cells["perplexity"] = "-"
-        if loss < 20:
-            cells["perplexity"] = f"{math.exp(loss):,.2f}"
+        cells["perplexity"] = f"{math.exp(loss):,.2f}" if loss < 20 else "-"
 
-    cells["time"] = clock(seconds)
-    cells["training cost (FLOPs)"] = f"{flops:.2e}"
+    cells["time"] = clock(result.seconds)
+    cells["training cost (FLOPs)"] = f"{result.flops:.2e}"
     table = Table(*cells, title=str(out))
     table.add_row(*cells.values())
 
