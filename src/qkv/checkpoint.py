@@ -26,7 +26,6 @@ from qkv.models import legacy
 from qkv.models.convert.hf_folder import CONFIG, current, open_file, read_json
 from qkv.models.model import Model, backbone_of
 from qkv.models.registry import Config, build, from_json
-from qkv.models.task_model import TaskModelConfig
 from qkv.nn.lora import AdapterConfig
 
 RUN = "run.json"
@@ -277,18 +276,14 @@ class Described(NamedTuple):
         with torch.device("meta"):
             names = build(self.config).state_dict().keys()
 
-        weights = base.state_dict()
+        # A model with a task head contains the base.
         prefix = ""
-        if isinstance(self.config, TaskModelConfig):
-            weights = backbone_of(base).state_dict()
+        if any(name.startswith("backbone.") for name in names):
             prefix = "backbone."
+            base = backbone_of(base)
 
-        frozen = {}
-        for name, weight in weights.items():
-            if prefix + name in names:
-                frozen[prefix + name] = weight
-
-        return frozen
+        frozen = {prefix + name: weight for name, weight in base.state_dict().items()}
+        return {name: weight for name, weight in frozen.items() if name in names}
 
 
 def description_of(run: Path) -> Described:

@@ -98,7 +98,7 @@ def test_a_failure_before_the_first_step_does_not_block_the_folder(
         (training, "assemble"),
         (training, "write_description"),
         (training, "plan_table"),
-        (training, "Metrics"),
+        (import_module("qkv.training.run"), "Metrics"),
         (Run, "create"),
         (Tokenizer, "write"),
         (objective_setup, "build"),
