@@ -60,13 +60,18 @@ class Checkpoint:
         of a model, each is on the device of its parameter and sharded as it is; a rank reads only
         its own part.
         """
-        if like is None and (self.path / TENSORS).is_file():
+        like = like or {}
+        sharded = any(hasattr(parameter, "device_mesh") for parameter in like.values())
+        if sharded or not (self.path / TENSORS).is_file():
+            tensors = read_shards(self.path, under, like)
+        else:
             tensors = {}
             for name, read in open_file(self.path / TENSORS).items():
                 if name.startswith(under):
+                    parameter = parameter_for(name, under, like)
                     tensors[name] = read().clone()
-        else:
-            tensors = read_shards(self.path, under, like or {})
+                    if parameter is not None:
+                        tensors[name] = tensors[name].to(parameter.device)
 
         return {current_name(name, under): tensor for name, tensor in tensors.items()}
 
@@ -81,6 +86,11 @@ def current_name(name: str, under: str) -> str:
     return legacy.rename_weight(name.removeprefix(under))
 
 
+def parameter_for(name: str, under: str, like: Mapping[str, Tensor]) -> Tensor | None:
+    """The parameter that a stored tensor is of; an optimizer's state is called PARAMETER|KEY."""
+    return like.get(current_name(name, under).partition("|")[0])
+
+
 def read_shards(path: Path, under: str, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The tensors that begin with `under`, put together from the files of all ranks."""
     import torch.distributed.checkpoint as dcp  # takes a second
@@ -93,7 +103,7 @@ def read_shards(path: Path, under: str, like: Mapping[str, Tensor]) -> dict[str,
 
         assert isinstance(stored, dcp.TensorStorageMetadata)
         dtype = stored.properties.dtype
-        parameter = like.get(current_name(name, under).partition("|")[0])  # of an optimizer's state
+        parameter = parameter_for(name, under, like)
         if parameter is None:
             tensors[name] = torch.empty(stored.size, dtype=dtype)
         elif parameter.shape == stored.size:

@@ -359,6 +359,7 @@ class Run:
 
     def describe_model(self) -> str:
         """Which weights the model in the folder has, in a sentence."""
+        self.checkpoints.wait()
         best = self.checkpoints.marked_best()
         model = f"The model in {self.config.out} is that of step"
         if self.state.best is None or not best:
