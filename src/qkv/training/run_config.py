@@ -155,10 +155,14 @@ class OptimizerConfig:
             if not 0 <= value <= 1:
                 raise ValueError(f"{name}: expected 0 to 1, not {value!r}")
 
-        for name in ("weight_decay", "clip"):
-            value = getattr(self, name)
-            if not 0 <= value <= math.inf:
-                raise ValueError(f"{name}: expected 0 or more, not {value!r}")
+        check_not_negative(self, "weight_decay", "clip")
+
+
+def check_not_negative(config: Any, *names: str) -> None:
+    for name in names:
+        value = getattr(config, name)
+        if value is not None and not 0 <= value <= math.inf:
+            raise ValueError(f"{name}: expected 0 or more, not {value!r}")
 
 
 def check_plugin(field: str, name: str, known: Iterable[str]) -> None:
@@ -233,12 +237,8 @@ class RunOptions:
 
         if self.keep != "all" and not (isinstance(self.keep, int) and self.keep >= 1):
             raise ValueError(f"keep: expected 1 or more, or all, not {self.keep!r}")
-        if self.seed < 0:
-            raise ValueError(f"seed: expected 0 or more, not {self.seed}")
-        if self.spike < 0:
-            raise ValueError(f"spike: expected 0 or more, not {self.spike}")
-        if self.sample_every is not None and self.sample_every < 0:
-            raise ValueError(f"sample_every: expected 0 or more, not {self.sample_every}")
+
+        check_not_negative(self, "seed", "spike", "sample_every")
 
 
 @documented

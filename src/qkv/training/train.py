@@ -134,9 +134,10 @@ def run_training(
             for note in (*task.notes, *warmup_notes(optimizer, task, run)):
                 printer.print(note)
 
-            description = RunDescription({}, False)
             if not run.dry_run:
-                description = describe_run(prepared, data, resuming, printer, extra_flags or {})
+                description, changed = describe_run(
+                    prepared, data, resuming, printer, extra_flags or {}
+                )
 
         # Plan
         printer.print(plan_table(task, optimizer, run, world))
@@ -144,10 +145,9 @@ def run_training(
             return None
 
         # Train
-        content, changed = description
-        training = Run.create(task, optimizer, run, world, description=content, console=console)
+        training = Run.create(task, optimizer, run, world, description=description, console=console)
         if changed and world.first:  # only now is it certain that the run resumes
-            write_description(run.out, content)
+            write_description(run.out, description)
 
         sample_texts = None
         if samples is not None and not training.sharded:
@@ -168,14 +168,6 @@ class Prepared(NamedTuple):
     task: TrainingTask
     optimizer: OptimizerConfig
     run: RunConfig
-
-
-class RunDescription(NamedTuple):
-    """The content of run.json."""
-
-    content: dict[str, Any]
-    changed: bool
-    """Whether the file in the folder has another content, until the run has resumed."""
 
 
 def check_machine(
@@ -276,8 +268,12 @@ def describe_run(
     resuming: bool,
     console: Console,
     extra_flags: dict[str, Any],
-) -> RunDescription:
-    """Write run.json and the tokenizer of a new run; check those of a resumed one."""
+) -> tuple[dict[str, Any], bool]:
+    """Write run.json and the tokenizer of a new run; check those of a resumed one.
+
+    Returns:
+        The content of run.json, and whether that of a resumed run is to change.
+    """
     task, optimizer, run = prepared
     order = task.training.order_version
     content = describe(task, data, optimizer, run)
@@ -286,7 +282,7 @@ def describe_run(
         # run.json comes first: it marks the folder as a run's.
         write_description(run.out, content)
         task.tokenizer.write(run.out)
-        return RunDescription(content, False)
+        return content, False
 
     changes = check_same_run(run.out, content)
     before = read_description(run.out)
@@ -301,4 +297,4 @@ def describe_run(
     if jump is not None:
         console.print(jump)
 
-    return RunDescription(content, bool(changes))
+    return content, bool(changes)

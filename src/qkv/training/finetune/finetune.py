@@ -118,19 +118,13 @@ def to_run_config(run: FinetuneRunConfig) -> RunConfig:
 def with_metrics(
     outcome: TrainingResult, task: TrainingTask, tune: FinetuneConfig, run: FinetuneRunConfig
 ) -> FinetuneResult:
-    """The result with the metrics that can be measured: all of them if a head was trained."""
+    """The result with its metrics: all of them, and scores.json, if a head was trained."""
     if outcome.validation_loss is None:
         return FinetuneResult(outcome, {})
     if not outcome.finished or tune.task not in HEADS or not first_process():
         return FinetuneResult(outcome, {"loss": outcome.validation_loss})
 
-    return measure_saved_model(outcome, task, run)
-
-
-def measure_saved_model(
-    outcome: TrainingResult, task: TrainingTask, run: FinetuneRunConfig
-) -> FinetuneResult:
-    """Validate the model as it is saved in the folder, and write scores.json."""
+    # Validate the model as it is saved in the folder
     model: Any = artifact.load(run.out).model
     device = device_named(run.device)
     objective = TaskObjective(model.to(device)).eval()
