@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,11 @@ from qkv.checkpoint import (
     verify,
 )
 from qkv.models.convert.hf_folder import write_json, write_tensors
+
+Tensors = Mapping[str, Tensor]
+Staging = AbstractContextManager[Path]
+Complete = Callable[[Path, dict[str, Any]], None]
+"""Given a folder and the checksums of its tensors' files, completes a checkpoint."""
 
 
 class Checkpoints:
@@ -47,7 +54,7 @@ class Checkpoints:
     def save(
         self,
         step: int,
-        tensors: Mapping[str, Tensor],
+        tensors: Tensors,
         state: Mapping[str, Any],
         *,
         best: bool = False,
@@ -62,24 +69,32 @@ class Checkpoints:
             raise ValueError(f"step: expected 0 or more, not {step}")
 
         text = json.dumps(state, indent=1)
+        size = len(text) + sum(tensor.nbytes for tensor in tensors.values())
+        name = f"step-{step:08}"
+        staging = storage.staging(self.folder, size, f"the checkpoint of step {step}", name)
+        complete = partial(self.complete, step=step, state=text, best=best, temporary=temporary)
+        self.write(tensors, self.folder / f"{storage.WRITING}{name}", staging, complete)
+
+        return self.folder_of(step)
+
+    def write(self, tensors: Tensors, folder: Path, staging: Staging, complete: Complete) -> None:
+        """Write the tensors of one checkpoint to a folder that `staging` makes; complete it."""
         if not self.swept:
             self.sweep()
 
-        size = len(text) + sum(tensor.nbytes for tensor in tensors.values())
-        with storage.staging(self.folder, size, f"the checkpoint of step {step}") as folder:
+        with staging:
             write_tensors(folder / TENSORS, tensors)
-            files = {TENSORS: describe(folder / TENSORS)}
-            return self.complete(folder, step, text, files, best, temporary)
+            complete(folder, {TENSORS: describe(folder / TENSORS)})
 
     def complete(
         self,
         folder: Path,
+        files: dict[str, Any],
         step: int,
         state: str,
-        files: dict[str, Any],
         best: bool,
         temporary: bool,
-    ) -> Path:
+    ) -> None:
         """Write what belongs to the tensors' `files`, and give the folder its name."""
         (folder / STATE).write_text(state, encoding="utf-8")
         files = {STATE: describe(folder / STATE), **files}
@@ -90,10 +105,8 @@ class Checkpoints:
             storage.flush(folder / name)
 
         storage.flush(folder)
-        path = self.move_into_place(folder, step)
+        self.move_into_place(folder, step)
         self.remove_old(step)
-
-        return path
 
     def wait(self) -> None:
         """Return when what is being written is on the disk, which it is when `save` returns."""
@@ -157,7 +170,7 @@ class Checkpoints:
 
         self.swept = True
 
-    def move_into_place(self, folder: Path, step: int) -> Path:
+    def move_into_place(self, folder: Path, step: int) -> None:
         """Move a complete checkpoint to its folder, which may exist already."""
         path = self.folder_of(step)
         target = path
@@ -166,8 +179,6 @@ class Checkpoints:
 
         storage.move(folder, target)
         self.finish_replacement(step)
-
-        return path
 
     def finish_replacement(self, step: int) -> None:
         """Replace an old checkpoint of the same step by the new one beside it."""

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
@@ -13,14 +12,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from torch import Tensor
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.storage import WriteResult
 
-from qkv import storage
 from qkv.checkpoint import describe
-from qkv.training.resilience.checkpoint_writer import Checkpoints
+from qkv.training.resilience.checkpoint_writer import Checkpoints, Complete, Staging, Tensors
 from qkv.training.systems.distributed import TIMEOUT, World
 
 
@@ -63,42 +60,27 @@ class ShardedCheckpoints(Checkpoints):
         # A group of its own: two threads must not send through one group.
         self.group = dist.new_group(backend="gloo", timeout=TIMEOUT)
 
-    def save(
-        self,
-        step: int,
-        tensors: Mapping[str, Tensor],
-        state: Mapping[str, Any],
-        *,
-        best: bool = False,
-        temporary: bool = False,
-    ) -> Path:
-        """Copy the shards, then write them in the background; return the folder to be."""
+    def write(self, tensors: Tensors, folder: Path, staging: Staging, complete: Complete) -> None:
+        """Copy the shards, then write them in the background."""
         self.wait()
-        text = json.dumps(state, indent=1)
-        size = len(text) + sum(tensor.nbytes for tensor in tensors.values())
-        name = f"step-{step:08}"
-        staging = ExitStack()
+        staged = ExitStack()
         with self.world.all_or_none():
             if self.world.first:
                 self.sweep()
-                what = f"the checkpoint of step {step}"
-                staging.enter_context(storage.staging(self.folder, size, what, name))
+                staged.enter_context(staging)
 
-        folder = self.folder / f"{storage.WRITING}{name}"
         writer = ShardWriter(folder)
         written = dcp.async_save(dict(tensors), storage_writer=writer, process_group=self.group)
         assert isinstance(written, Future)
         self.pending = written
 
         def finish() -> None:
-            with staging:
+            with staged:
                 result_of(written)
-                self.complete(folder, step, text, writer.files, best, temporary)
+                complete(folder, writer.files)
 
         if self.world.first:
             self.pending = self.thread.submit(finish)
-
-        return self.folder_of(step)
 
     def wait(self) -> None:
         """Return when the checkpoint that is being written has its name; raise if it failed."""
