@@ -2,15 +2,18 @@
 
 RUN/run.json                            the model's config and every flag of the run
 RUN/checkpoints/step-00000400/
-    manifest.json                       step, marks, sizes and checksums of the two files below
+    manifest.json                       step, marks, sizes and checksums of the files below
     state.json                          the run's counters
     tensors.safetensors                 model/..., average/..., optimizer/...
+    shard-00001-model-....safetensors   instead, in a run with FSDP: the part of each rank
 """
 
 from __future__ import annotations
 
 import os
 import re
+import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,10 +23,9 @@ from torch import Tensor
 
 from qkv import storage
 from qkv.models import legacy
-from qkv.models.convert.hf_folder import open_file, read_json
+from qkv.models.convert.hf_folder import CONFIG, current, open_file, read_json
 from qkv.models.model import Model, backbone_of
 from qkv.models.registry import Config, build, from_json
-from qkv.models.task_model import TaskModelConfig
 from qkv.nn.lora import AdapterConfig
 
 RUN = "run.json"
@@ -49,22 +51,70 @@ class Checkpoint:
     """Whether it is temporary, saved on interruption."""
     state: dict[str, Any]
 
-    def tensors(self, under: str = "") -> dict[str, Tensor]:
+    def tensors(
+        self, under: str = "", like: Mapping[str, Tensor] | None = None
+    ) -> dict[str, Tensor]:
         """The tensors whose names begin with `under`, by the rest of their names.
 
-        They are copies on the CPU: the file may be removed meanwhile.
+        They are copies on the CPU: the file may be removed meanwhile. With `like`, the parameters
+        of a model, each is on the device of its parameter and sharded as it is; a rank reads only
+        its own part.
         """
-        tensors = {}
-        for name, read in open_file(self.path / TENSORS).items():
-            if name.startswith(under):
-                renamed = legacy.rename_weight(name.removeprefix(under))
-                tensors[renamed] = read().clone()
+        like = like or {}
+        sharded = any(hasattr(parameter, "device_mesh") for parameter in like.values())
+        if sharded or not (self.path / TENSORS).is_file():
+            tensors = read_shards(self.path, under, like)
+        else:
+            tensors = {}
+            for name, read in open_file(self.path / TENSORS).items():
+                if name.startswith(under):
+                    parameter = parameter_for(name, under, like)
+                    tensors[name] = read().clone()
+                    if parameter is not None:
+                        tensors[name] = tensors[name].to(parameter.device)
 
-        return tensors
+        return {current_name(name, under): tensor for name, tensor in tensors.items()}
 
     def weights(self) -> dict[str, Tensor]:
         """The weights that are validated: the exponential average if the run keeps one."""
-        return self.tensors("average/") or self.tensors("model/")
+        trained = self.tensors("average/") or self.tensors("model/")
+        return self.tensors("frozen/") | trained
+
+
+def current_name(name: str, under: str) -> str:
+    """The name of a stored tensor without its prefix, as this version calls it."""
+    return legacy.rename_weight(name.removeprefix(under))
+
+
+def parameter_for(name: str, under: str, like: Mapping[str, Tensor]) -> Tensor | None:
+    """The parameter that a stored tensor is of; an optimizer's state is called PARAMETER|KEY."""
+    return like.get(current_name(name, under).partition("|")[0])
+
+
+def read_shards(path: Path, under: str, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors that begin with `under`, put together from the files of all ranks."""
+    import torch.distributed.checkpoint as dcp  # takes a second
+
+    reader = dcp.HuggingFaceStorageReader(str(path))
+    tensors: dict[str, Any] = {}
+    for name, stored in reader.read_metadata().state_dict_metadata.items():
+        if not name.startswith(under):
+            continue
+
+        assert isinstance(stored, dcp.TensorStorageMetadata)
+        dtype = stored.properties.dtype
+        parameter = parameter_for(name, under, like)
+        if parameter is None:
+            tensors[name] = torch.empty(stored.size, dtype=dtype)
+        elif parameter.shape == stored.size:
+            tensors[name] = torch.empty_like(parameter, dtype=dtype, requires_grad=False)
+        else:
+            tensors[name] = torch.empty(stored.size, dtype=dtype, device=parameter.device)
+
+    with warnings.catch_warnings(action="ignore"):  # that the process is alone is intended
+        dcp.load(tensors, storage_reader=reader, no_dist=True)
+
+    return tensors
 
 
 def describe(file: Path) -> dict[str, Any]:
@@ -74,10 +124,7 @@ def describe(file: Path) -> dict[str, Any]:
 
 def verify(path: Path, step: int) -> Checkpoint:
     """The checkpoint in this folder; ValueError or OSError names the file that is wrong."""
-    for name in (MANIFEST, STATE, TENSORS):
-        if not (path / name).is_file():
-            raise ValueError(f"{path / name}: this file is missing")
-
+    refuse_missing(path, MANIFEST)
     manifest = read_json(path / MANIFEST)
     files = manifest.get("files")
     best = manifest.get("best")
@@ -86,7 +133,13 @@ def verify(path: Path, step: int) -> Checkpoint:
     if manifest.get("step") != step or not marked or not isinstance(files, dict):
         raise ValueError(f"{path / MANIFEST}: damaged, or the folder of another step")
 
-    for name in (STATE, TENSORS):
+    here = {file.name for file in path.glob("*.safetensors")}
+    listed = {name for name in files if name.endswith(".safetensors")}
+    if STATE not in files or not listed:
+        raise ValueError(f"{path / MANIFEST}: damaged: it does not list all files")
+
+    for name in sorted({STATE} | here | listed):
+        refuse_missing(path, name)
         actual = describe(path / name)
         if actual != files.get(name):
             raise ValueError(
@@ -95,6 +148,19 @@ def verify(path: Path, step: int) -> Checkpoint:
             )
 
     return Checkpoint(path, step, bool(best), bool(passing), read_json(path / STATE))
+
+
+def refuse_missing(path: Path, name: str) -> None:
+    if not (path / name).is_file():
+        raise ValueError(f"{path / name}: this file is missing, and belongs to {MANIFEST}")
+
+
+def is_marked(path: Path, mark: str) -> bool:
+    """Whether the checkpoint in this folder is marked as best, or as passing."""
+    try:
+        return read_json(path / MANIFEST).get(mark) is True
+    except (ValueError, OSError):
+        return False
 
 
 def steps_in(folder: Path) -> list[int]:
@@ -138,11 +204,15 @@ def run_of(path: Path) -> Path:
 def at_step(name: Path | str) -> Path | None:
     """The folder of the checkpoint that RUN@STEP names; None if this is not such a name.
 
-    A file or folder that is really called so comes first. ValueError lists the steps that exist if
-    this one does not.
+    A file or folder that is really called so comes first. RUN alone names a checkpoint if the run
+    has no model yet, as with FSDP before its end. ValueError lists the steps that exist if this one
+    does not.
     """
+    if os.path.lexists(name):
+        return without_model(Path(name))
+
     match = AT_STEP.fullmatch(str(name))
-    if match is None or os.path.lexists(name) or not Path(match["run"]).is_dir():
+    if match is None or not Path(match["run"]).is_dir():
         return None
 
     run = Path(match["run"])
@@ -163,6 +233,21 @@ def at_step(name: Path | str) -> Path | None:
         )
 
     return checkpoint_path(run / CHECKPOINTS, int(step))
+
+
+def without_model(run: Path) -> Path | None:
+    """The best or else the newest checkpoint of a run that has no model; None for other folders."""
+    if not (run / RUN).is_file() or (current(run) / CONFIG).is_file():
+        return None
+
+    newest: Path | None = None
+    for step in steps_in(run / CHECKPOINTS)[::-1]:
+        path = checkpoint_path(run / CHECKPOINTS, step)
+        newest = newest or path
+        if is_marked(path, "best"):
+            return path
+
+    return newest
 
 
 def absolute(name: str) -> str:
@@ -201,18 +286,14 @@ class Described(NamedTuple):
         with torch.device("meta"):
             names = build(self.config).state_dict().keys()
 
-        weights = base.state_dict()
+        # A model with a task head contains the base.
         prefix = ""
-        if isinstance(self.config, TaskModelConfig):
-            weights = backbone_of(base).state_dict()
+        if any(name.startswith("backbone.") for name in names):
             prefix = "backbone."
+            base = backbone_of(base)
 
-        frozen = {}
-        for name, weight in weights.items():
-            if prefix + name in names:
-                frozen[prefix + name] = weight
-
-        return frozen
+        frozen = {prefix + name: weight for name, weight in base.state_dict().items()}
+        return {name: weight for name, weight in frozen.items() if name in names}
 
 
 def description_of(run: Path) -> Described:

@@ -102,19 +102,21 @@ def flush(path: Path) -> None:
 
 
 @contextmanager
-def staging(parent: Path, needed: int, what: str) -> Iterator[Path]:
+def staging(parent: Path, needed: int, what: str, name: str | None = None) -> Iterator[Path]:
     """A temporary folder inside `parent`; what is not moved out of it is removed at the end.
 
     Args:
         parent: The folder of the results; it is created.
         needed: Bytes that will be written; DiskFull is raised at once if there is no room.
         what: What is written, for the error message.
+        name: The end of the folder's name, for several processes that write into it (default:
+            random).
     """
     parent.mkdir(parents=True, exist_ok=True)
     if needed > free(parent):
         raise DiskFull(no_room(parent, needed, what))
 
-    staged = parent / f"{WRITING}{uuid.uuid4().hex[:12]}"
+    staged = parent / f"{WRITING}{name or uuid.uuid4().hex[:12]}"
 
     try:
         staged.mkdir()

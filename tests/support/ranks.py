@@ -7,10 +7,15 @@ starting the processes takes longer than training.
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import torch
+from torch.distributed.fsdp import fully_shard
 
 from qkv.models.bert import BERTConfig
 from qkv.models.gpt import GPTConfig
@@ -18,8 +23,10 @@ from qkv.models.registry import Config
 from qkv.models.rnn import RNNConfig
 from qkv.models.transformer import TransformerConfig
 from qkv.training.loop import TrainingResult, training_loop
+from qkv.training.resilience.sharded_checkpoints import ShardedCheckpoints, ShardWriter
 from qkv.training.run import Run
 from qkv.training.run_config import DataConfig, Distributed, OptimizerConfig, RunConfig
+from qkv.training.setup.run_folder import describe, write_description
 from qkv.training.setup.training_task import assemble
 from qkv.training.systems.distributed import World, join_process_group
 
@@ -110,6 +117,9 @@ def train_case(
     with world.first_rank_first():
         source = DataConfig(data=(str(data / case.data),), tokenizer="characters")
         task = assemble(case.model, source, batch_tokens=run.batch_tokens, seed=run.seed)
+        if world.first:
+            write_description(out, describe(task, source, optimizer, run))
+
     return training_loop(Run.create(task, optimizer, run, world))
 
 
@@ -130,12 +140,49 @@ def fail_in_turn(world: World, folder: Path) -> None:
         (folder / f"turns-{world.rank}").write_text(type(error).__name__)
 
 
+def die_while_saving(world: World, step: int) -> None:
+    """From now on the last rank is killed in the middle of writing the checkpoint of a step."""
+    original = ShardWriter.write_data
+
+    def write_data(self: ShardWriter, *args: Any) -> Any:
+        if world.rank == world.size - 1 and str(self.path).endswith(f"step-{step:08}"):
+            Path(self.path, "half").write_bytes(b"half a shard")
+            Path(self.path).parent.with_name("died").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        return original(self, *args)
+
+    ShardWriter.write_data = write_data  # type: ignore[method-assign]
+
+
+def save_empty_shards(world: World, folder: Path) -> None:
+    """A layer with fewer rows than there are ranks, some of which have an empty shard."""
+    layer = torch.nn.Linear(3, 1)
+    torch.nn.init.constant_(layer.weight, 5.0)
+    fully_shard(layer)
+    weights = {name: weight.detach() for name, weight in layer.named_parameters()}
+    checkpoints = ShardedCheckpoints(folder, None, print, world)
+    checkpoints.save(1, weights, {})
+    checkpoints.wait()
+    newest = checkpoints.newest()
+    assert newest is not None
+    read = newest.tensors(like=dict(layer.named_parameters()))
+    for name, weight in weights.items():
+        assert torch.equal(read[name].to_local(), weight.to_local())
+
+
 def main() -> None:
     folder, device, *items = sys.argv[1:]
     with join_process_group(device) as world:
         for item in items:
             if item == "fail":
                 fail_in_turn(world, Path(folder))
+                continue
+            if item == "die":
+                die_while_saving(world, STEPS - 2)
+                continue
+            if item == "empty":
+                save_empty_shards(world, Path(folder, "empty"))
                 continue
 
             name, distributed, out, *precision = item.split(":")

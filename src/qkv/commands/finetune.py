@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -76,35 +76,29 @@ def parse_flags(arguments: list[str], resumed: str | None) -> Flags:
 def default_flags(resumed: str | None) -> Flags:
     """The defaults, or the flags of a run that is resumed."""
     known: dict[str, Any] = dict.fromkeys(("model", "task", "data", "out"), tyro.MISSING)
-    optimizer = DEFAULTS
-    seeds = 1
-    before = resumed_run(resumed)
-
-    if before is not None:
-        known |= before | {"out": Path(str(resumed)), "resume": False}
-        known["seed"] = known.get("first_seed", known["seed"])
-        optimizer = OptimizerConfig(**pick_fields(known, OptimizerConfig))
-        seeds = known.get("seeds", 1)
+    known |= asdict(DEFAULTS) | resumed_run(resumed)
 
     return Flags(
         tuning=FinetuneConfig(**pick_fields(known, FinetuneConfig)),
         run=FinetuneRunConfig(**pick_fields(known, FinetuneRunConfig)),
-        learning=optimizer,
-        seeds=seeds,
+        learning=OptimizerConfig(**pick_fields(known, OptimizerConfig)),
+        seeds=known.get("seeds", 1),
     )
 
 
-def resumed_run(out: str | None) -> dict[str, Any] | None:
-    """The flags of the run in this folder, or of the first of several seeds, if there is one."""
+def resumed_run(out: str | None) -> dict[str, Any]:
+    """The flags of the run in this folder, or of the first of several seeds; empty without one."""
     if out is None:
-        return None
+        return {}
 
     for folder in (Path(out), *sorted(Path(out).glob("seed-*"))):
-        if (folder / RUN).exists():
-            before = read_run_flags(folder, "finetune")
-            return None if before is None else before[1]
+        before = read_run_flags(folder, "finetune")
+        if before is not None:
+            flags = before[1]
+            first_seed = flags.get("first_seed", flags["seed"])
+            return flags | {"out": Path(out), "resume": False, "seed": first_seed}
 
-    return None
+    return {}
 
 
 def run(flags: Flags) -> bool:

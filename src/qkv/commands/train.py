@@ -57,7 +57,8 @@ def training_flags(
     """The four configs of a command line; a preset, or the resumed run, gives the defaults."""
     gpu = has_gpu(arguments)
     typed_preset = value_after("--preset", arguments)
-    preset_name = typed_preset or default_preset(name, gpu)
+    default_preset = f"{name}-small" if gpu else f"{name}-tiny"
+    preset_name = typed_preset or default_preset
     model = preset_of(name, preset_name)
     known: dict[str, Any] = {
         "batch_tokens": 16384 if gpu else 4096,
@@ -83,13 +84,6 @@ def training_flags(
     )
 
     return flags.model, flags.reading, flags.learning, flags.run
-
-
-def default_preset(name: str, gpu: bool) -> str:
-    if gpu:
-        return f"{name}-small"
-
-    return f"{name}-tiny"
 
 
 def preset_of(name: str, preset_name: str) -> Config:

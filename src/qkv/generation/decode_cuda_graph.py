@@ -1,8 +1,6 @@
 """Decoding with a CUDA graph: one step is captured and replayed, and the host never waits for it.
 
-A step of a small model is a hundred kernels of some microseconds. Launched one by one, the host is
-slower than the GPU; replayed, they follow each other without a gap. The host reads each token while
-the next ones are already being computed.
+The host reads each token while the next ones are already being computed.
 """
 
 from __future__ import annotations
@@ -21,6 +19,7 @@ from qkv.generation.sampling_params import on_device, process_logits, sample_tok
 from qkv.models import GPT
 from qkv.nn import decode_block
 from qkv.nn.cache import KeyValueCache, StaticCache
+from qkv.nn.cuda_graph import CudaGraph
 from qkv.nn.hooks import has_hooks
 from qkv.nn.unchanged import all_unchanged, settings
 
@@ -33,20 +32,27 @@ TILE = 64  # capacities are multiples of it, so that similar lengths share a gra
 
 
 def supports(model: Any, batch: GenerationBatch) -> bool:
-    """True if every step is alike: no sparse mask, no positions relative to the last slot."""
-    if not isinstance(model, GPT) or not next(model.parameters()).is_cuda:
-        return False
-    if not batch.sequences:
-        return False
-    if has_hooks(model) or not all_unchanged(model):
-        # A hook must see every token, and a graph may not hold what a changed module does.
+    """Whether a graph can generate the batch, and is worth its capture."""
+    if not batch.sequences or not steps_are_alike(model) or has_hooks(model):
+        return False  # a hook must see every token
+
+    return tokens_that_fit(model, batch) > batch.sampling_params.steady_from + WORTH
+
+
+def steps_are_alike(model: Any) -> bool:
+    """True if all decode steps of a model on a GPU launch the same kernels.
+
+    There is no sparse mask, there are no positions relative to the last slot, and no module was
+    changed: a graph may not hold what a changed one does.
+    """
+    if getattr(model, "predicts", None) != "next" or not model.uses_kv_cache:
         return False
 
     config = model.config
-    if config.memory or config.sparsity() is not None or config.position in ("alibi", "relative"):
+    if config.sparsity() is not None or config.position in ("alibi", "relative"):
         return False
 
-    return tokens_that_fit(model, batch) > batch.sampling_params.steady_from + WORTH
+    return next(model.parameters()).is_cuda and all_unchanged(model)
 
 
 def tokens_that_fit(model: GPT, batch: GenerationBatch) -> int:
@@ -132,9 +138,10 @@ class DecodeGraph:
         self.step = torch.zeros(1, dtype=torch.int64, device=device)  # tokens generated so far
         self.uniforms = torch.zeros(rows, key.length, dtype=batch.uniforms.dtype, device=device)
         self.counts = batch.token_counts(range(rows), config.vocabulary, device)
-        padding_mask = torch.ones(rows, key.capacity, dtype=torch.bool, device=device)
-        positions = torch.zeros_like(self.tokens).unsqueeze(1)
-        self.cache = StaticCache(self.empty(key.capacity, rows), padding_mask, positions)
+        self.padding_mask = torch.ones(rows, key.capacity, dtype=torch.bool, device=device)
+        self.positions = torch.zeros_like(self.tokens).unsqueeze(1)
+        cache = self.empty(key.capacity, rows)
+        self.cache = StaticCache(cache, self.padding_mask, self.positions)
 
         # Kept alive, because the graph knows it only by its address.
         self.forbidden = on_device(self.params.forbidden, device)
@@ -148,19 +155,7 @@ class DecodeGraph:
             with decode_block.installed(model):
                 self.sample(self.forward(model), position)
 
-        # Kernels are compiled before they are captured, on another stream as CUDA requires.
-        warmup = torch.cuda.Stream()
-        warmup.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(warmup):
-            for _ in range(2):
-                run_step()
-
-        torch.cuda.current_stream().wait_stream(warmup)
-        self.graph = torch.cuda.CUDAGraph()
-
-        # Other threads may use the GPU meanwhile.
-        with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
-            run_step()
+        self.graph = CudaGraph(run_step)
 
     def empty(self, capacity: int, rows: int) -> KeyValueCache:
         """An ordinary cache that writes into the first rows of these buffers."""
@@ -221,10 +216,11 @@ class DecodeGraph:
                 values[:, :, :T] = values[prompt, :, :T]
 
         # The next token is at slot T.
-        cache.padding_mask.zero_()
-        cache.padding_mask[:, :T] = True if padding_mask is None else padding_mask[prompt]
-        cache.positions.copy_(cache.padding_mask.sum(1, keepdim=True))
-        cache.padding_mask[:, T] = True
+        mask = self.padding_mask
+        mask.zero_()
+        mask[:, :T] = True if padding_mask is None else padding_mask[prompt]
+        self.positions.copy_(mask.sum(1, keepdim=True))
+        mask[:, T] = True
         cache.slot.fill_(T)
 
         self.step.zero_()

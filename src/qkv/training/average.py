@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -31,11 +31,11 @@ class ExponentialAverage:
         """While the context is open, the model has the averaged weights."""
         with torch.no_grad():
             trained = copied_weights(model)
-            put_weights(self.weights, model)
+            copy_weights(self.weights, model)
             try:
                 yield
             finally:
-                put_weights(trained, model)
+                copy_weights(trained, model)
 
 
 def trainable_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
@@ -50,16 +50,24 @@ def copied_weights(model: nn.Module) -> dict[str, Tensor]:
 
 
 @torch.no_grad()
-def put_weights(weights: dict[str, Tensor], model: nn.Module) -> None:
-    for name, parameter in trainable_parameters(model):
+def copy_weights(weights: dict[str, Tensor], model: nn.Module, origin: str = "weights") -> None:
+    """Copy weights into the trainable parameters of a model; the names must be the same."""
+    parameters = dict(trainable_parameters(model))
+    if weights.keys() != parameters.keys():
+        other = sorted(weights.keys() ^ parameters.keys())[0]
+        raise ValueError(f"{origin}: it is of another model: {other} is only in one of them")
+
+    for name, parameter in parameters.items():
         parameter.copy_(weights[name])
 
 
-def mean_of(checkpoints: Sequence[Checkpoint], prefix: str) -> dict[str, Tensor]:
+def mean_of(
+    checkpoints: Sequence[Checkpoint], prefix: str, like: Mapping[str, Tensor] | None = None
+) -> dict[str, Tensor]:
     """Mean of the tensors below a prefix, by their names without it; summed in float64."""
     total: dict[str, Tensor] = {}
     for checkpoint in checkpoints:
-        for name, tensor in checkpoint.tensors(prefix).items():
+        for name, tensor in checkpoint.tensors(prefix, like).items():
             total[name] = tensor.double() + total.get(name, 0.0)
 
     return {name: (tensor / len(checkpoints)).float() for name, tensor in total.items()}

@@ -89,8 +89,7 @@ def training_loop(run: Run, samples: SampleTexts | None = None) -> TrainingResul
             started = time.perf_counter()
 
         finished = state.step >= run.steps or run.stopped_early()
-        if finished:
-            run.finish()
+        run.finish(finished)
 
     flops = run.flops_per_token * state.tokens
 

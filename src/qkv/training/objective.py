@@ -6,13 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from qkv.data.batches.batch import Batch
-from qkv.models.gpt import GPT
 from qkv.models.model import Model
-from qkv.models.task_model import TaskModel
 from qkv.training.loss import loss_sum
 from qkv.training.systems.gradient_checkpointing import recompute_activations
 from qkv.training.systems.precision import DTYPES, Cast, Precision
@@ -24,7 +22,7 @@ class FeatureExtractor(nn.Module):
 
     def __init__(self, model: Model) -> None:
         super().__init__()
-        self.model: Any = model  # `assemble` matches the kind of batch to the kind of model
+        self.model = model
 
     def forward(self, batch: Batch) -> Float[Tensor, "B M E"]:
         model = self.model
@@ -35,7 +33,7 @@ class FeatureExtractor(nn.Module):
                 source_padding_mask=batch.source_padding_mask,
                 target_padding_mask=batch.padding_mask,
             )
-        elif isinstance(model, GPT) and model.config.memory:
+        elif model.is_causal and not model.uses_kv_cache:
             hidden = model.decoder_hidden(batch.ids, state=model.start())  # Transformer-XL
         else:
             hidden = model.hidden(
@@ -64,7 +62,7 @@ class Objective(nn.Module):
         reader: nn.Module | None = None,
     ) -> None:
         super().__init__()
-        self.model = model
+        self.model: Any = model
         self.smoothing = smoothing
         self.reader = reader or FeatureExtractor(model)
         if precision != "float32":
@@ -94,13 +92,19 @@ class Objective(nn.Module):
         return self.reader(batch)
 
     def forward(self, batch: Batch) -> Float[Tensor, ""]:
-        assert not isinstance(self.model, TaskModel)  # its objective is TaskObjective
-        weight, bias = self.model.output_layer
-        if not isinstance(weight, Tensor):
-            raise TypeError("model: int8 weights are frozen; train the float32 model")
-
         smoothing = 0.0
         if self.training:
             smoothing = self.smoothing
 
-        return loss_sum(self.read(batch), weight, bias, batch.targets, smoothing=smoothing)
+        return token_loss(self.model, self.read(batch), batch.targets, smoothing=smoothing)
+
+
+def token_loss(
+    model: Model, features: Float[Tensor, "*n E"], targets: Int[Tensor, "*n"], **options: Any
+) -> Float[Tensor, ""]:
+    """The summed loss of tokens that a model predicts from its features; see `loss_sum`."""
+    weight, bias = model.output_layer
+    if not isinstance(weight, Tensor):
+        raise TypeError("model: int8 weights are frozen; train the float32 model")
+
+    return loss_sum(features, weight, bias, targets, **options)

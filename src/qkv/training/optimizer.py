@@ -1,4 +1,4 @@
-"""The optimizers: AdamW for everything, or Muon for the blocks' matrices and AdamW for the rest."""
+"""The optimizers: AdamW for everything, Muon for the blocks' matrices, or one from outside."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from qkv.nn.block import Block
+from qkv.plugins import find_plugin
 from qkv.training.average import trainable_parameters
 from qkv.training.muon import Muon
-from qkv.training.run_config import OptimizerConfig
-from qkv.training.systems.distributed import place_like
+from qkv.training.run_config import OPTIMIZERS, OptimizerConfig
 
 BLOCK = re.compile(r"\bblocks\.(\d+)\.")
 
@@ -28,25 +28,28 @@ class Optimizers:
         for name, parameter in trainable_parameters(model):
             self.names[parameter] = name
 
-        # Which parameters Muon updates, and which AdamW
-        inside: set[nn.Parameter] = set()
+        # Which parameters Muon updates, and which the other
+        by_muon: set[nn.Parameter] = set()
         if config.optimizer == "muon":
-            inside = block_matrices(model)
+            by_muon = block_matrices(model)
 
-        by_muon = [parameter for parameter in self.names if parameter in inside]
-        by_adamw = [parameter for parameter in self.names if parameter not in inside]
+        matrices = [parameter for parameter in self.names if parameter in by_muon]
+        others = [parameter for parameter in self.names if parameter not in by_muon]
 
         self.optimizers: list[torch.optim.Optimizer] = []
-        if by_adamw:
-            betas = (config.beta1, config.beta2)
-            self.optimizers.append(
-                torch.optim.AdamW(
-                    self.groups(by_adamw), betas=betas, eps=config.epsilon, fused=True
-                )
-            )
+        if others:
+            self.optimizers.append(self.build(self.groups(others)))
+        if matrices:
+            self.optimizers.append(Muon(self.groups(matrices)))
 
-        if by_muon:
-            self.optimizers.append(Muon(self.groups(by_muon)))
+    def build(self, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+        """AdamW, or the optimizer that was added from outside."""
+        config = self.config
+        if config.optimizer not in ("adamw", "muon"):
+            return find_plugin(config.optimizer, OPTIMIZERS, "optimizer")(groups)
+
+        betas = (config.beta1, config.beta2)
+        return torch.optim.AdamW(groups, betas=betas, eps=config.epsilon, fused=True)
 
     def groups(self, parameters: Iterable[Tensor]) -> list[dict[str, Any]]:
         """Parameter groups by weight decay and by factor of the learning rate."""
@@ -78,10 +81,10 @@ class Optimizers:
     def step(self, bad: Tensor, divisor: Tensor) -> None:
         """Update with the gradients divided by `divisor`; if `bad` is not 0, change nothing.
 
-        AdamW's fused kernel does both by itself, so that the host need not read `bad`.
+        A fused kernel, as AdamW's, does both by itself, so that the host need not read `bad`.
         """
         for optimizer in self.optimizers:
-            if isinstance(optimizer, torch.optim.AdamW):
+            if optimizer.defaults.get("fused"):
                 optimizer.grad_scale = divisor  # type: ignore[attr-defined]
                 optimizer.found_inf = bad  # type: ignore[attr-defined]
                 optimizer.step()
@@ -104,12 +107,13 @@ class Optimizers:
         for optimizer in self.optimizers:
             for parameter, state in optimizer.state.items():
                 for key, value in state.items():
-                    tensors[f"{self.names[parameter]}|{key}"] = value
+                    if value is not None:
+                        tensors[f"{self.names[parameter]}|{key}"] = torch.as_tensor(value)
 
         return tensors
 
     def load(self, tensors: dict[str, Tensor]) -> None:
-        """Set the state to what `state` returned."""
+        """Set the state to what `state` returned, placed as the parameters are."""
         states: dict[str, dict[str, Tensor]] = {}
         for name, tensor in tensors.items():
             parameter_name, _, key = name.rpartition("|")
@@ -120,7 +124,7 @@ class Optimizers:
             for group in optimizer.param_groups:
                 for parameter in group["params"]:
                     for key, value in states.get(self.names[parameter], {}).items():
-                        optimizer.state[parameter][key] = place_like(value, parameter)
+                        optimizer.state[parameter][key] = value
 
 
 def block_matrices(model: nn.Module) -> set[nn.Parameter]:

@@ -3,31 +3,35 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
+from rich.console import Console
 from torch import Tensor, nn
 
 from qkv import artifact
 from qkv.checkpoint import CHECKPOINTS, Checkpoint
 from qkv.models.model import Model
 from qkv.models.registry import with_weights
-from qkv.training.average import ExponentialAverage, mean_of
+from qkv.training.average import ExponentialAverage, copy_weights, mean_of
 from qkv.training.finetune.task_metrics import merit
 from qkv.training.logging.metrics import Metrics, read_metrics
 from qkv.training.logging.progress import Progress
 from qkv.training.optimizer import Optimizers
 from qkv.training.resilience.checkpoint_writer import Checkpoints
 from qkv.training.resilience.guard import Diverged, Guard, LossScale
-from qkv.training.resilience.run_state import Learner, RunState, copy_weights
+from qkv.training.resilience.run_state import Learner, RunState
+from qkv.training.resilience.sharded_checkpoints import ShardedCheckpoints
 from qkv.training.run_config import OptimizerConfig, RunConfig
 from qkv.training.schedule import highest_rate, learning_rate
-from qkv.training.setup.cost import measured_peak, memory_used, task_cost
+from qkv.training.setup.cost import cost, measured_peak, memory_used
 from qkv.training.setup.objective_setup import build_objective, configure_torch, micro_batches
 from qkv.training.setup.training_task import TrainingTask
 from qkv.training.step import PendingStep, validate
-from qkv.training.systems.distributed import World, gather_tensors
+from qkv.training.systems.distributed import World, uses_fsdp
 
 AVERAGED = 3
 """Checkpoints that --average last averages when --keep is all."""
@@ -66,13 +70,13 @@ class Run:
         config: RunConfig,
         world: World,
         *,
-        metrics: Metrics | None = None,
-        progress: Progress | None = None,
+        description: dict[str, Any] | None = None,
+        console: Console | None = None,
         model: Model | None = None,
     ) -> Run:
         """A run at its first step, or at the newest checkpoint in its folder.
 
-        `model` is trained instead of the task's.
+        `description` is the content of run.json; `model` is trained instead of the task's.
         """
         # Model, objective and what learns
         precision = configure_torch(config, world.device)
@@ -90,14 +94,18 @@ class Run:
         )
 
         # Files and display
-        metrics = metrics or Metrics(config.out, sinks=config.sinks, active=world.first)
-        progress = progress or Progress(
-            config.steps, every=config.log_every, active=world.first, metric=task.metric
+        metrics = Metrics(config.out, sinks=config.sinks, config=description, active=world.first)
+        progress = Progress(
+            config.steps,
+            every=config.log_every,
+            console=console,
+            active=world.first,
+            metric=task.metric,
         )
-        keep = config.keep
-        checkpoints = Checkpoints(
-            config.out / CHECKPOINTS, None if keep == "all" else keep, log=progress.log
-        )
+        keep = None if config.keep == "all" else config.keep
+        checkpoints = Checkpoints(config.out / CHECKPOINTS, keep, log=progress.log)
+        if uses_fsdp(world, config.distributed):
+            checkpoints = ShardedCheckpoints(checkpoints.folder, keep, progress.log, world)
 
         # The run, from its beginning or resumed
         parts = micro_batches(task, config, world)
@@ -105,7 +113,7 @@ class Run:
             task, optimizer, config, world, model, objective, learner,
             RunState(parts=parts, requested_parts=parts), checkpoints, metrics, progress,
             highest=highest_rate(optimizer, task.config.width, config.steps),
-            flops_per_token=task_cost(task, 1, precision).flops_per_token,
+            flops_per_token=cost(task.config, 1, precision, task.workload).flops_per_token,
             peak=measured_peak(world.device, precision) * world.size,
         )  # fmt: skip
         run.resume()
@@ -146,6 +154,11 @@ class Run:
             self.save_checkpoint(best=False)
 
     # Steps
+
+    @property
+    def sharded(self) -> bool:
+        """Whether the model is sharded over the ranks."""
+        return uses_fsdp(self.world, self.config.distributed)
 
     @property
     def steps(self) -> int:
@@ -257,6 +270,7 @@ class Run:
 
     def checkpoint_before(self, step: int) -> Checkpoint:
         """The newest checkpoint up to a step, or else the newest; raises after too many rewinds."""
+        self.checkpoints.wait()
         earlier = self.checkpoints.last(1, up_to=step)
         if self.state.rewinds >= self.config.patience:
             raise Diverged(
@@ -291,13 +305,21 @@ class Run:
             with self.averaged_weights():
                 self.save_model()
 
-        tensors = self.learner.tensors(self.world.first)
+        save = partial(
+            self.checkpoints.save,
+            self.state.step,
+            self.learner.tensors(frozen=self.sharded),
+            self.learner.numbers(self.state),
+            best=best,
+            temporary=temporary,
+        )
+        if self.sharded:
+            save()
+            return
+
         with self.world.all_or_none():
             if self.world.first:
-                numbers = self.learner.numbers(self.state)
-                self.checkpoints.save(
-                    self.state.step, tensors, numbers, best=best, temporary=temporary
-                )
+                save()
 
     def averaged_weights(self) -> AbstractContextManager[None]:
         """While the context is open, the model has the weights that are validated and saved."""
@@ -307,23 +329,37 @@ class Run:
         return self.learner.average.in_place(self.model)
 
     def save_model(self) -> None:
-        """Write the current weights as the model of the run's folder."""
-        weights = gather_tensors(
-            ((name, weight.detach()) for name, weight in self.model.named_parameters()),
-            self.world.first,
-        )
+        """Write the current weights as the model of the run's folder.
 
+        With FSDP no rank has them whole; `finish` turns the best checkpoint into the model.
+        """
+        if not self.sharded:
+            self.write_model(lambda: dict(self.model.named_parameters()))
+
+    def write_model(self, weights: Callable[[], Mapping[str, Tensor]]) -> None:
+        """Write weights, which only the first rank computes, as the model of the run's folder."""
         with self.world.all_or_none():
             if not self.world.first:
-                pass
-            elif self.task.save is not None:
-                self.task.save(weights, self.config.out)
+                return
+
+            tensors = {name: weight.detach() for name, weight in weights().items()}
+            if self.task.save is not None:
+                self.task.save(tensors, self.config.out)
             else:
-                model = with_weights(self.task.config, weights)
+                model = with_weights(self.task.config, tensors)
                 artifact.save(model, self.config.out, tokenizer=self.task.tokenizer, replace=True)
+
+    def best_weights(self) -> Mapping[str, Tensor]:
+        """The weights of the best checkpoint, or of the newest before the first validation."""
+        checkpoint = self.checkpoints.best() or self.checkpoints.newest()
+        if checkpoint is None:
+            raise ValueError(f"out: none of the checkpoints in {self.config.out} is whole")
+
+        return checkpoint.weights()
 
     def describe_model(self) -> str:
         """Which weights the model in the folder has, in a sentence."""
+        self.checkpoints.wait()
         best = self.checkpoints.marked_best()
         model = f"The model in {self.config.out} is that of step"
         if self.state.best is None or not best:
@@ -377,10 +413,16 @@ class Run:
 
     # The end
 
-    def finish(self) -> None:
-        """Average the last checkpoints, where that was chosen, and write the final event."""
-        if self.optimizer.average == "last":
+    def finish(self, finished: bool) -> None:
+        """Complete the run's model, and write the final event of a run that has `finished`."""
+        self.checkpoints.wait()
+        if finished and self.optimizer.average == "last":
             self.save_mean_of_checkpoints()
+        elif self.sharded:
+            self.write_model(self.best_weights)
+
+        if not finished:
+            return
 
         row: dict[str, Any] = {
             "step": self.state.step,
@@ -402,10 +444,14 @@ class Run:
             count = AVERAGED
 
         last = self.checkpoints.last(count)
-        copy_weights(mean_of(last, "model/"), self.model, origin=str(self.config.out))
+        mean = mean_of(last, "model/", dict(self.model.named_parameters()))
+        copy_weights(mean, self.model, origin=str(self.config.out))
         measured = self.measure()
         self.state.best = measured["loss"]
         self.state.merit = merit(measured, self.task.metric)
+        if self.sharded:
+            self.write_model(lambda: last[-1].weights() | mean_of(last, "model/"))
+
         self.save_model()
         steps = ", ".join(str(checkpoint.step) for checkpoint in last)
         self.progress.log(

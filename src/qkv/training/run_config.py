@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
@@ -14,13 +15,19 @@ from qkv.nn.config import (
     check_probability,
     documented,
 )
+from qkv.plugins import is_plugin
 
 Schedule = Literal["cosine", "linear", "inverse-sqrt", "stable", "constant"]
-Optimizer = Literal["adamw", "muon"]
 Average = Literal["none", "exponential", "last"]
 Distributed = Literal["ddp", "fsdp"]
 Sink = Literal["tensorboard", "wandb"]
 Precision = Literal["float32", "bf16", "fp16"]
+
+
+OPTIMIZERS: dict[str, Any] = {"adamw": None, "muon": None}
+"""Optimizers by name. To add one: OPTIMIZERS["mine"] = a class like those of torch.optim."""
+OBJECTIVES: dict[str, Any] = {}
+"""Objectives by name. To add one: OBJECTIVES["mine"] = a subclass of qkv.training.objective's."""
 
 
 def pick_fields(known: dict[str, Any], kind: type[Any]) -> dict[str, Any]:
@@ -84,8 +91,12 @@ class OptimizerConfig:
         1.0
     """
 
-    optimizer: Optimizer = "adamw"
-    """adamw, or muon for the matrices inside the blocks and adamw for everything else."""
+    optimizer: str = "adamw"
+    """adamw, or muon for the matrices inside the blocks and adamw for everything else, or
+    FILE.py:NAME, your own class like those of torch.optim."""
+    objective: str | None = None
+    """FILE.py:NAME, your own loss: a subclass of qkv.training.objective.Objective (default: the
+    cross-entropy of what the model predicts)."""
     learning_rate: float | None = None
     """The highest learning rate. By default 6e-4 for a width of 768 and more for narrower models,
     as 1 / sqrt(width); with the inverse-sqrt schedule the paper's 1 / sqrt(width * warmup). In
@@ -127,6 +138,10 @@ class OptimizerConfig:
 
     def __post_init__(self) -> None:
         check_fields(self)
+        check_plugin("optimizer", self.optimizer, OPTIMIZERS)
+        if self.objective is not None:
+            check_plugin("objective", self.objective, OBJECTIVES)
+
         check_above_zero(self, "muon_learning_rate", "epsilon", "layer_decay")
         if self.learning_rate is not None:
             check_above_zero(self, "learning_rate")
@@ -140,10 +155,19 @@ class OptimizerConfig:
             if not 0 <= value <= 1:
                 raise ValueError(f"{name}: expected 0 to 1, not {value!r}")
 
-        for name in ("weight_decay", "clip"):
-            value = getattr(self, name)
-            if not 0 <= value <= math.inf:
-                raise ValueError(f"{name}: expected 0 or more, not {value!r}")
+        check_not_negative(self, "weight_decay", "clip")
+
+
+def check_not_negative(config: Any, *names: str) -> None:
+    for name in names:
+        value = getattr(config, name)
+        if value is not None and not 0 <= value <= math.inf:
+            raise ValueError(f"{name}: expected 0 or more, not {value!r}")
+
+
+def check_plugin(field: str, name: str, known: Iterable[str]) -> None:
+    if name not in known and not is_plugin(name):
+        raise ValueError(f"{field}: expected {', '.join([*known, 'FILE.py:NAME'])}, not {name!r}")
 
 
 @documented
@@ -213,12 +237,8 @@ class RunOptions:
 
         if self.keep != "all" and not (isinstance(self.keep, int) and self.keep >= 1):
             raise ValueError(f"keep: expected 1 or more, or all, not {self.keep!r}")
-        if self.seed < 0:
-            raise ValueError(f"seed: expected 0 or more, not {self.seed}")
-        if self.spike < 0:
-            raise ValueError(f"spike: expected 0 or more, not {self.spike}")
-        if self.sample_every is not None and self.sample_every < 0:
-            raise ValueError(f"sample_every: expected 0 or more, not {self.sample_every}")
+
+        check_not_negative(self, "seed", "spike", "sample_every")
 
 
 @documented

@@ -12,18 +12,16 @@ from typing import Any, NamedTuple
 from rich.console import Console
 
 from qkv.checkpoint import RUN
-from qkv.models.bert import BERTConfig
 from qkv.models.convert.hf_folder import TOKENIZER
 from qkv.models.model import Model
 from qkv.models.registry import Config
-from qkv.models.rnn import RNNConfig
+from qkv.plugins import find_plugin
 from qkv.training.finetune.finetune_config import FinetuneConfig
-from qkv.training.logging.metrics import Metrics
-from qkv.training.logging.progress import Progress
 from qkv.training.loop import TrainingResult, training_loop
+from qkv.training.objective import Objective
 from qkv.training.resilience.resume_checks import check_order, check_steps, rate_change
 from qkv.training.run import Run
-from qkv.training.run_config import DataConfig, OptimizerConfig, RunConfig
+from qkv.training.run_config import OBJECTIVES, OPTIMIZERS, DataConfig, OptimizerConfig, RunConfig
 from qkv.training.schedule import warmup_steps
 from qkv.training.setup.run_folder import (
     check_same_data,
@@ -36,8 +34,8 @@ from qkv.training.setup.run_folder import (
     write_description,
 )
 from qkv.training.setup.training_plan import plan_table, report_table, warmup_notes
-from qkv.training.setup.training_task import TrainingTask, assemble
-from qkv.training.systems.distributed import World, join_process_group, uses_fsdp
+from qkv.training.setup.training_task import TrainingTask, assemble, meta_model
+from qkv.training.systems.distributed import World, join_process_group
 from qkv.training.systems.precision import best_precision, check_precision
 
 SampleMaker = Callable[[TrainingTask], Callable[[Model], list[str]]]
@@ -93,10 +91,6 @@ def train(
         >>> result.finished, (folder / "run" / "model.safetensors").exists()
         (True, True)
     """
-    if isinstance(config, BERTConfig):
-        # Masked tokens train neither of these.
-        config = replace(config, pooler=False, next_sentence=False)
-
     check_supported(config, optimizer, run)
 
     def build_task(folder: Path | None) -> TrainingTask:
@@ -140,9 +134,10 @@ def run_training(
             for note in (*task.notes, *warmup_notes(optimizer, task, run)):
                 printer.print(note)
 
-            description = RunDescription({}, False)
             if not run.dry_run:
-                description = describe_run(prepared, data, resuming, printer, extra_flags or {})
+                description, changed = describe_run(
+                    prepared, data, resuming, printer, extra_flags or {}
+                )
 
         # Plan
         printer.print(plan_table(task, optimizer, run, world))
@@ -150,21 +145,19 @@ def run_training(
             return None
 
         # Train
-        result = train_prepared(prepared, description, world, samples, console)
+        training = Run.create(task, optimizer, run, world, description=description, console=console)
+        if changed and world.first:  # only now is it certain that the run resumes
+            write_description(run.out, description)
+
+        sample_texts = None
+        if samples is not None and not training.sharded:
+            sample_texts = samples(task)  # with FSDP no process has a whole model to sample from
+
+        result = training_loop(training, sample_texts)
 
         # Report
         if result.finished:
-            printer.print(
-                report_table(
-                    run.out,
-                    steps=result.steps,
-                    tokens=result.tokens,
-                    seconds=result.seconds,
-                    flops=result.flops,
-                    validation_loss=result.validation_loss,
-                    perplexity=task.metric == "loss",
-                )
-            )
+            printer.print(report_table(run.out, result, perplexity=task.metric == "loss"))
 
         return result
 
@@ -175,14 +168,6 @@ class Prepared(NamedTuple):
     task: TrainingTask
     optimizer: OptimizerConfig
     run: RunConfig
-
-
-class RunDescription(NamedTuple):
-    """The content of run.json."""
-
-    content: dict[str, Any]
-    changed: bool
-    """Whether the file in the folder has another content, until the run has resumed."""
 
 
 def check_machine(
@@ -231,7 +216,7 @@ def prepare(
     if resuming and (run.out / TOKENIZER).exists():
         folder = run.out
 
-    task = build_task(folder)
+    task = with_objective(build_task(folder), optimizer)
     run = replace(run, steps=task.steps or run.steps)
     if fit is not None and not resuming:
         run = fit(task, with_defaults(optimizer, task, run, resuming), run)
@@ -240,6 +225,16 @@ def prepare(
     check_supported(task.config, optimizer, run)
 
     return Prepared(task, optimizer, run)
+
+
+def with_objective(task: TrainingTask, optimizer: OptimizerConfig) -> TrainingTask:
+    """The task with the objective that was added from outside, if one was chosen."""
+    if optimizer.objective is None:
+        return task
+    if task.objective is not Objective:
+        raise ValueError("objective: a task with a head has its own; leave it out")
+
+    return replace(task, objective=find_plugin(optimizer.objective, OBJECTIVES, "objective"))
 
 
 def with_defaults(
@@ -256,9 +251,12 @@ def with_defaults(
 
 def check_supported(config: Config, optimizer: OptimizerConfig, run: RunConfig) -> None:
     """Raise for options that the model does not support, before anything is written."""
-    if run.recompute and isinstance(config, RNNConfig):
+    find_plugin(optimizer.optimizer, OPTIMIZERS, "optimizer")
+    if meta_model(config).stacks:
+        return
+    if run.recompute:
         raise ValueError("recompute: an RNN has no blocks to recompute; leave it out")
-    if optimizer.optimizer == "muon" and isinstance(config, RNNConfig):
+    if optimizer.optimizer == "muon":
         raise ValueError(
             "optimizer: muon is for the matrices of blocks, and an RNN has none; use adamw"
         )
@@ -270,17 +268,21 @@ def describe_run(
     resuming: bool,
     console: Console,
     extra_flags: dict[str, Any],
-) -> RunDescription:
-    """Write run.json and the tokenizer of a new run; check those of a resumed one."""
+) -> tuple[dict[str, Any], bool]:
+    """Write run.json and the tokenizer of a new run; check those of a resumed one.
+
+    Returns:
+        The content of run.json, and whether that of a resumed run is to change.
+    """
     task, optimizer, run = prepared
     order = task.training.order_version
-    content = describe(task.config, data, optimizer, run, task.fingerprint, order)
+    content = describe(task, data, optimizer, run)
     content["run"] |= extra_flags
     if not resuming:
         # run.json comes first: it marks the folder as a run's.
         write_description(run.out, content)
         task.tokenizer.write(run.out)
-        return RunDescription(content, False)
+        return content, False
 
     changes = check_same_run(run.out, content)
     before = read_description(run.out)
@@ -295,34 +297,4 @@ def describe_run(
     if jump is not None:
         console.print(jump)
 
-    return RunDescription(content, bool(changes))
-
-
-def train_prepared(
-    prepared: Prepared,
-    description: RunDescription,
-    world: World,
-    samples: SampleMaker | None,
-    console: Console | None,
-) -> TrainingResult:
-    """Create or resume the run, and train."""
-    task, optimizer, config = prepared
-    metrics = Metrics(
-        config.out, sinks=config.sinks, config=description.content, active=world.first
-    )
-    progress = Progress(
-        config.steps,
-        every=config.log_every,
-        console=console,
-        active=world.first,
-        metric=task.metric,
-    )
-    run = Run.create(task, optimizer, config, world, metrics=metrics, progress=progress)
-    if description.changed and world.first:  # only now is it certain that the run resumes
-        write_description(config.out, description.content)
-
-    sample_texts = None
-    if samples is not None and not uses_fsdp(world, config.distributed):
-        sample_texts = samples(task)  # with FSDP no process has a whole model to sample from
-
-    return training_loop(run, sample_texts)
+    return content, bool(changes)

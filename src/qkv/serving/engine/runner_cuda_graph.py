@@ -1,54 +1,49 @@
 """CUDA graphs of decode steps: captured once per batch size, then replayed.
 
-Launched one by one, the kernels of a small model leave the GPU waiting for the host. Sequences
-come and go between two replays: which ones they are, their positions and where their keys and
-values go are numbers that the graph reads from a fixed buffer.
+Sequences come and go between two replays: which ones they are, their positions and where their keys
+and values go are numbers that the graph reads from a fixed buffer.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from qkv.generation.decode_cuda_graph import steps_are_alike
 from qkv.generation.sampling_params import sample_tokens
-from qkv.models import GPT, Transformer
+from qkv.models.model import Model
 from qkv.nn.attention.kernels.decode import PART
 from qkv.nn.cache import PackedBatch, PagedCache, SequenceGroup
+from qkv.nn.cuda_graph import CudaGraph
 from qkv.nn.hooks import hook_points_of
-from qkv.nn.unchanged import all_unchanged, forward_hooks
+from qkv.nn.unchanged import forward_hooks
 from qkv.serving.engine.block_allocator import BLOCK_SIZE
 from qkv.serving.engine.scheduler import ScheduledStep
 from qkv.serving.engine.sequence import GREEDY, ServingSequence
 
 SIZES = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 """Batch sizes that graphs are captured for; a smaller batch is padded."""
+StepOutput = tuple[Float[Tensor, "R V"], Int[Tensor, "R"]]
+"""The logits of each row, and its most likely token."""
 BUFFERS = 4
 """Host buffers in turn: a step may start before the GPU has read the buffer of the last one."""
-
-
-class StepGraph(NamedTuple):
-    """A captured decode step and its output tensors, which each replay overwrites."""
-
-    graph: torch.cuda.CUDAGraph
-    logits: Float[Tensor, "R V"]
-    token_ids: Int[Tensor, "R"]
-    """The most likely token of each row."""
 
 
 class StepGraphs:
     """The captured graphs of one model, by batch size and length of the longest sequence."""
 
-    def __init__(self, model: GPT, pages: PagedCache, last_tokens: Int[Tensor, "slots"]) -> None:
+    def __init__(self, model: Model, pages: PagedCache, last_tokens: Int[Tensor, "slots"]) -> None:
         """`last_tokens` holds the last token of each slot; a replay reads and overwrites it."""
         self.model = model
         self.pages = pages
         self.last_tokens = last_tokens
-        self.captured: dict[tuple[int, int], StepGraph] = {}
+        self.captured: dict[tuple[int, int], CudaGraph[StepOutput]] = {}
         self.hook_points: list[Any] = []
         for module in model.modules():
             points = hook_points_of(module)
@@ -72,13 +67,10 @@ class StepGraphs:
 
     @classmethod
     def create(
-        cls, model: GPT | Transformer, pages: PagedCache, last_tokens: Int[Tensor, "slots"]
+        cls, model: Model, pages: PagedCache, last_tokens: Int[Tensor, "slots"]
     ) -> StepGraphs | None:
         """Graphs for a model whose decode steps all launch the same kernels; else None."""
-        config = model.config
-        if config.sparsity() is not None or config.position in ("alibi", "relative"):
-            return None
-        if not isinstance(model, GPT) or not all_unchanged(model):
+        if not steps_are_alike(model):
             return None
 
         return cls(model, pages, last_tokens)
@@ -98,9 +90,7 @@ class StepGraphs:
             if size < 2 * max_sequences:
                 self.graph_for(size, 1)
 
-    def run(
-        self, sequences: Sequence[ServingSequence]
-    ) -> tuple[Float[Tensor, "R V"], Int[Tensor, "R"]]:
+    def run(self, sequences: Sequence[ServingSequence]) -> StepOutput:
         """Logits and most likely tokens; the latter are stored as the last tokens already."""
         count = len(sequences)
         self.buffer = (self.buffer + 1) % BUFFERS
@@ -116,13 +106,12 @@ class StepGraphs:
         # Replay the smallest graph that is large enough
         size = next(size for size in SIZES if size >= count)
         parts = -(-(int(positions[:count].max()) + 1) // PART)
-        graph, logits, token_ids = self.graph_for(size, 1 << (parts - 1).bit_length())
-        self.inputs.copy_(self.host_buffers[self.buffer], non_blocking=True)
-        graph.replay()
+        graph = self.graph_for(size, 1 << (parts - 1).bit_length())
+        logits, token_ids = graph.replay(self.host_buffers[self.buffer])
 
         return logits[:count], token_ids[:count]
 
-    def graph_for(self, size: int, parts: int) -> StepGraph:
+    def graph_for(self, size: int, parts: int) -> CudaGraph[StepOutput]:
         """The graph for `size` sequences of at most `parts` parts of keys, captured if missing."""
         if (size, parts) in self.captured:
             return self.captured[size, parts]
@@ -130,22 +119,12 @@ class StepGraphs:
         # The steps before the capture only write padding
         self.inputs[:2] = 0
         self.inputs[2] = self.padding_slot
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):  # kernels are compiled before they are captured
-            for _ in range(2):
-                self.step(size, parts * PART)
-
-        torch.cuda.current_stream().wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
-            logits, token_ids = self.step(size, parts * PART)
-
-        self.captured[size, parts] = StepGraph(graph, logits, token_ids)
+        step = partial(self.step, size, parts * PART)
+        self.captured[size, parts] = CudaGraph(step, [self.inputs], pool=self.pool)
 
         return self.captured[size, parts]
 
-    def step(self, size: int, longest: int) -> tuple[Float[Tensor, "R V"], Int[Tensor, "R"]]:
+    def step(self, size: int, longest: int) -> StepOutput:
         """One decode step over the input buffer."""
         positions, slot_mapping, slots = self.inputs[:, :size]
         self.pages.block_table[slots, positions] = slot_mapping.int()

@@ -12,7 +12,6 @@ from jaxtyping import Float
 from rich.console import Console
 
 from qkv import artifact, storage
-from qkv.models.task_model import TaskModel
 from qkv.training.finetune.finetune_config import DEFAULTS as DEFAULTS
 from qkv.training.finetune.finetune_config import HEADS, FinetuneConfig, FinetuneRunConfig
 from qkv.training.finetune.labelled_task import labelled_task
@@ -119,26 +118,19 @@ def to_run_config(run: FinetuneRunConfig) -> RunConfig:
 def with_metrics(
     outcome: TrainingResult, task: TrainingTask, tune: FinetuneConfig, run: FinetuneRunConfig
 ) -> FinetuneResult:
-    """The result with the metrics that can be measured: all of them if a head was trained."""
+    """The result with its metrics: all of them, and scores.json, if a head was trained."""
     if outcome.validation_loss is None:
         return FinetuneResult(outcome, {})
     if not outcome.finished or tune.task not in HEADS or not first_process():
         return FinetuneResult(outcome, {"loss": outcome.validation_loss})
 
-    return measure_saved_model(outcome, task, run)
-
-
-def measure_saved_model(
-    outcome: TrainingResult, task: TrainingTask, run: FinetuneRunConfig
-) -> FinetuneResult:
-    """Validate the model as it is saved in the folder, and write scores.json."""
-    model = artifact.load(run.out).model
-    assert isinstance(model, TaskModel)
+    # Validate the model as it is saved in the folder
+    model: Any = artifact.load(run.out).model
     device = device_named(run.device)
     objective = TaskObjective(model.to(device)).eval()
     loss, counted = validate(objective, task.validation, World(device))
 
-    head = model.config.head
+    head = model.task
     metrics = {"loss": loss, **measures(head, counted)}
     matrix = None
     matrix_rows = None

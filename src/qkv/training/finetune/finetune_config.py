@@ -9,7 +9,7 @@ from typing import Literal, get_args
 from qkv.models.configs import HeadTask, Pooling
 from qkv.nn.config import check_above_zero, check_at_least_one, check_probability, documented
 from qkv.nn.stack_config import AdapterConfig, Projection
-from qkv.training.run_config import OptimizerConfig, RunOptions
+from qkv.training.run_config import OptimizerConfig, RunOptions, check_not_negative
 
 TuneTask = Literal[
     "classify", "pair", "similarity", "choice", "tag", "regress", "chat", "translate"
@@ -123,8 +123,7 @@ class FinetuneConfig:
         if self.dropout is not None:
             check_probability(self, "dropout")
 
-        if self.language is not None and self.language < 0:
-            raise ValueError(f"language: expected 0 or more, not {self.language!r}")
+        check_not_negative(self, "language")
         if not self.data:
             raise ValueError("data: expected one source or more")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from qkv.data.batches.framing import FramedExamples
@@ -20,27 +21,34 @@ Item = TypeVar("Item")
 
 
 class Examples(NamedTuple):
-    """The examples of a fine-tuning."""
+    """The examples, or conversations, of a fine-tuning."""
 
-    training: list[Example]
-    validation: list[Example]
-    numbers: bool
-    """Whether the labels are numbers, not classes."""
+    training: list[Any]
+    validation: list[Any]
     sources: dict[str, str]
     """Fingerprints of the files."""
+    numbers: bool = False
+    """Whether the labels are numbers, not classes."""
+
+
+def read_all(tune: FinetuneConfig, open_named: Callable[[Sequence[str]], Source[Any]]) -> Examples:
+    """Everything that the data and the validation data name; nothing is held out yet."""
+    source = open_named(tune.data)
+    examples = Examples(list(source), [], source.fingerprint())
+    if not tune.validation:
+        return examples
+
+    validation = open_named(tune.validation)
+    sources = examples.sources | validation_fingerprint(validation)
+    return Examples(examples.training, list(validation), sources)
 
 
 def read_examples(tune: FinetuneConfig, seed: int) -> Examples:
     """Read and check all examples; then hold some out, and choose those to train on."""
     columns: dict[str, Any] = {"text": tune.text, "pair": tune.pair, "label": tune.label}
-    source = open_examples(tune.data, tune.task, **columns)
-    training = list(source)
-    sources = source.fingerprint()
-    validation: list[Example] = []
-    if tune.validation:
-        validation_source = open_examples(tune.validation, tune.task, **columns)
-        validation = list(validation_source)
-        sources = sources | validation_fingerprint(validation_source)
+    training, validation, sources, _ = read_all(
+        tune, partial(open_examples, task=tune.task, **columns)
+    )
 
     # Numbers or classes
     numbers = has_numbers(tune, training, validation)
@@ -64,7 +72,7 @@ def read_examples(tune: FinetuneConfig, seed: int) -> Examples:
 
         training = sample_examples(training, tune.examples, seed, even=not numbers)
 
-    return Examples(training, validation, numbers, sources)
+    return Examples(training, validation, sources, numbers)
 
 
 def label_of(example: Example) -> object:

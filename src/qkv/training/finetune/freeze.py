@@ -3,14 +3,8 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
-from qkv.models.gpt import GPT
 from qkv.models.model import Model, backbone_of
-from qkv.models.rnn import RNN
-from qkv.models.task_model import TaskModel
-from qkv.models.transformer import Transformer
-from qkv.nn.block import Block
 from qkv.nn.lora import attach_adapters
 from qkv.training.finetune.finetune_config import FinetuneConfig
 
@@ -23,13 +17,13 @@ def freeze(model: Model, tune: FinetuneConfig, *, language_loss: bool, seed: int
 
     `language_loss` is whether the loss uses the output layer of a language model.
     """
-    if isinstance(model, RNN) and tune.train != "everything":
+    if not model.stacks and tune.train != "everything":
         raise ValueError(f"train: an RNN has no blocks, so expected everything, not {tune.train}")
 
     total = sum(parameter.numel() for parameter in model.parameters())
     trained = trained_names(model, tune)
     if not language_loss:
-        trained -= unused_output_layer(model)
+        trained.discard("backbone.head.weight")  # a GPT's output layer has no gradient then
 
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name in trained)
@@ -47,7 +41,7 @@ def trained_names(model: Model, tune: FinetuneConfig) -> set[str]:
         return names
 
     trained: set[str] = set()
-    if isinstance(model, TaskModel):
+    if model.task is not None:
         trained = {name for name in names if name.startswith("head.")}
     if tune.train == "last":
         trained |= last_layers(model, tune.last)
@@ -72,31 +66,14 @@ def count_trainable(model: Model) -> int:
 
 def last_layers(model: Model, count: int) -> set[str]:
     """Names of the parameters of the last blocks, and of everything above them."""
-    stack: Any
-    if isinstance(model, Transformer):
-        stack = model.decoder
-    else:
-        stack = getattr(model, "backbone", model).stack
-
-    blocks = [module for module in stack.modules() if isinstance(module, Block)]
+    blocks = list(model.stacks.values())[-1].blocks
     if count > len(blocks):
         raise ValueError(f"last: the model has {len(blocks)} layers, not {count}")
 
-    inside: set[Any] = set()
-    for block in blocks[-count:]:
-        inside.update(block.parameters())
-
+    inside = {parameter for block in blocks[-count:] for parameter in block.parameters()}
     names: set[str] = set()
     for name, parameter in model.named_parameters():
         if parameter in inside or ABOVE.search(name):
             names.add(name)
 
     return names
-
-
-def unused_output_layer(model: Model) -> set[str]:
-    """Name of the backbone's output layer, which has no gradient without a language loss."""
-    if isinstance(model, TaskModel) and isinstance(model.backbone, GPT):
-        return {"backbone.head.weight"}
-
-    return set()

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
-
-import torch
-from torch import Tensor
 
 from qkv import artifact
 from qkv.data.batches.framing import Frame, FramedExamples
@@ -21,29 +18,25 @@ from qkv.data.batches.labels import (
     mean_and_deviation,
 )
 from qkv.data.sources.examples import Example
-from qkv.models.bert import BERT, BERTConfig
 from qkv.models.configs import HeadConfig, Pooling
 from qkv.models.convert.hf_folder import read_json
-from qkv.models.gpt import GPT, GPTConfig
-from qkv.models.model import backbone_of
-from qkv.models.registry import build, with_weights
+from qkv.models.model import Model, backbone_of
+from qkv.models.registry import with_weights
 from qkv.models.resize_vocabulary import with_vocabulary
-from qkv.models.task_model import TaskModel, TaskModelConfig, backbone_for
+from qkv.models.task_model import TaskModelConfig, backbone_for
 from qkv.text import Tokenizer
-from qkv.training.finetune.adapter_export import save_adapted
-from qkv.training.finetune.finetune_config import USUAL_WARMUP, FinetuneConfig, FinetuneRunConfig
+from qkv.training.finetune.finetune_config import FinetuneConfig, FinetuneRunConfig
 from qkv.training.finetune.finetune_examples import Examples, example_notes, read_examples
-from qkv.training.finetune.freeze import backward_fraction, count_trainable, freeze
-from qkv.training.finetune.pretrained import (
-    default_rate,
+from qkv.training.finetune.task_metrics import measures
+from qkv.training.finetune.task_objective import TaskObjective
+from qkv.training.finetune.tuned_task import (
     length_multiple,
     open_pretrained,
     padding_id,
-    task_fingerprint,
+    seeded_model,
+    tuned_task,
     with_dropout,
 )
-from qkv.training.finetune.task_metrics import measures
-from qkv.training.finetune.task_objective import TaskObjective
 from qkv.training.setup.training_task import TrainingTask
 
 NEW_MARKS = ("[begin]", "[delimiter]", "[extract]")
@@ -64,7 +57,8 @@ class Labels(NamedTuple):
 class TaskMarks(NamedTuple):
     """A backbone and tokenizer with the ids of the special tokens around texts."""
 
-    backbone: GPT | BERT
+    backbone: Any
+    """A GPT or a BERT."""
     tokenizer: Tokenizer
     start: int | None
     delimiter: int
@@ -78,7 +72,7 @@ def labelled_task(tune: FinetuneConfig, run: FinetuneRunConfig) -> TrainingTask:
     labels = find_labels(examples, tune.task)
     pretrained = open_pretrained(tune.model)
     backbone = backbone_of(pretrained.model)
-    if not isinstance(backbone, GPT | BERT):
+    if backbone.has_source:
         raise ValueError(
             f"model: {tune.model} is an encoder-decoder; {tune.task} expects a GPT or a BERT"
         )
@@ -89,7 +83,6 @@ def labelled_task(tune: FinetuneConfig, run: FinetuneRunConfig) -> TrainingTask:
     config = task_model_config(tune, marks, labels)
     language = language_weight(tune, marks.backbone)
     model = build_task_model(config, marks.backbone, tune, run.seed)
-    trained_fraction = freeze(model, tune, language_loss=language > 0, seed=run.seed)
 
     # Batches
     batches = partial(build_batches, tune, run, config, tokenizer, examples.numbers)
@@ -108,28 +101,21 @@ def labelled_task(tune: FinetuneConfig, run: FinetuneRunConfig) -> TrainingTask:
         language=language,
         class_weights=find_class_weights(tune, labels.names, data.targets),
     )
-    save = None
-    if tune.adapters is not None:
-        save = partial(save_adapted, config, tune, tokenizer)
 
-    return TrainingTask(
-        config, tokenizer, data, validation_data,
-        task_fingerprint(pretrained, examples.sources, tokenizer),
-        output_fraction=float(language > 0),
-        notes=(*tune.unused(), *labels.notes, *notes),
-        initial_model=lambda: model,
+    return tuned_task(
+        tune,
+        run,
+        model,
+        tokenizer,
+        (data, validation_data),
+        pretrained.fingerprint(examples.sources, tokenizer),
+        (*labels.notes, *notes),
+        language_loss=language > 0,
+        length=max(1, len(framed.ids) // len(framed)),
         objective=objective,
         measure=partial(measures, config.head),
         metric=find_metric(tune, config.head),
-        save=save,
-        steps=run.steps(data.steps_per_epoch),
-        learning_rate=default_rate(tune, config.width),
-        warmup=USUAL_WARMUP,
-        trained_fraction=trained_fraction,
-        trainable=count_trainable(model),
-        backward_fraction=backward_fraction(tune, config.depth),
-        length=max(1, len(framed.ids) // len(framed)),
-    )  # fmt: skip
+    )
 
 
 def find_labels(examples: Examples, task: str) -> Labels:
@@ -179,12 +165,10 @@ def build_batches(
 # Special tokens and head
 
 
-def add_marks(
-    backbone: GPT | BERT, tokenizer: Tokenizer, tune: FinetuneConfig, seed: int
-) -> TaskMarks:
+def add_marks(backbone: Any, tokenizer: Tokenizer, tune: FinetuneConfig, seed: int) -> TaskMarks:
     """Choose the special tokens around texts; new ones enlarge the vocabulary."""
     new = tune.marks == "new" or (tune.marks is None and tune.train == "everything")
-    if isinstance(backbone, GPT) and new:
+    if backbone.is_causal and new:
         tokenizer = tokenizer.with_special_tokens(NEW_MARKS)
         start, delimiter, extract = map(tokenizer.id, NEW_MARKS)
         assert delimiter is not None
@@ -195,7 +179,7 @@ def add_marks(
 
     if tokenizer.end is None:
         raise ValueError("marks: the tokenizer has no token that ends a text; expected new")
-    if isinstance(backbone, BERT) and tokenizer.start is None:
+    if not backbone.is_causal and tokenizer.start is None:
         raise ValueError(
             "model: its tokenizer has no token that starts a text, which a BERT reads first"
         )
@@ -205,7 +189,7 @@ def add_marks(
 
 def task_model_config(tune: FinetuneConfig, marks: TaskMarks, labels: Labels) -> TaskModelConfig:
     """The configuration of backbone and head."""
-    backbone: GPTConfig | BERTConfig = marks.backbone.config
+    backbone = marks.backbone
     pooling = tune.pooling or default_pooling(tune.model, backbone)
     dropout = tune.dropout
     if dropout is None:
@@ -216,7 +200,7 @@ def task_model_config(tune: FinetuneConfig, marks: TaskMarks, labels: Labels) ->
         labels=labels.names,
         pooling=pooling,
         dropout=dropout,
-        bias=isinstance(backbone, BERTConfig) or tune.task == "tag",
+        bias=not backbone.is_causal or tune.task == "tag",
         start=marks.start,
         delimiter=marks.delimiter,
         extract=marks.extract,
@@ -226,14 +210,15 @@ def task_model_config(tune: FinetuneConfig, marks: TaskMarks, labels: Labels) ->
         scale=labels.scale,
     )
 
-    with_pooler = backbone_for(backbone, pooler=pooling == "first" and tune.task != "tag")
+    pooler = pooling == "first" and tune.task != "tag"
+    with_pooler = backbone_for(backbone.config, pooler=pooler)
 
     return TaskModelConfig(backbone=with_dropout(with_pooler, tune), head=head)
 
 
-def default_pooling(model: str, backbone: GPTConfig | BERTConfig) -> Pooling:
+def default_pooling(model: str, backbone: Model) -> Pooling:
     """A GPT's last vector; a BERT's first if it was pre-trained with a pooler, else the mean."""
-    if not isinstance(backbone, BERTConfig):
+    if backbone.is_causal:
         return "last"
 
     # A folder of sentence-transformers configures its pooling.
@@ -241,43 +226,35 @@ def default_pooling(model: str, backbone: GPTConfig | BERTConfig) -> Pooling:
     if file.is_file() and read_json(file).get("pooling_mode_mean_tokens") is True:
         return "mean"
 
-    return "first" if backbone.pooler else "mean"
+    return "first" if backbone.config.pooler else "mean"
 
 
 def build_task_model(
-    config: TaskModelConfig, backbone: GPT | BERT, tune: FinetuneConfig, seed: int
-) -> TaskModel:
+    config: TaskModelConfig, backbone: Model, tune: FinetuneConfig, seed: int
+) -> Model:
     """The model with the backbone's weights, unless from scratch, and a new head."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model = build(config)
-
-    assert isinstance(model, TaskModel)
+    model = seeded_model(config, seed)
     if tune.scratch:
         return model
 
-    pretrained: Mapping[str, Tensor] = backbone.state_dict()
-    weights: dict[str, Tensor] = {}
-    for name in model.backbone.state_dict():
-        weights[f"backbone.{name}"] = pretrained[name]
+    weights = model.state_dict()
+    for name, tensor in backbone.state_dict().items():
+        if f"backbone.{name}" in weights:
+            weights[f"backbone.{name}"] = tensor
 
-    for name, tensor in model.head.state_dict().items():
-        weights[f"head.{name}"] = tensor
-
-    return with_weights(config, weights)  # type: ignore[return-value]
+    return with_weights(config, weights)
 
 
 # Defaults that depend on the model and the data
 
 
-def language_weight(tune: FinetuneConfig, backbone: GPT | BERT) -> float:
+def language_weight(tune: FinetuneConfig, backbone: Model) -> float:
     """Weight of the auxiliary language loss; by default GPT-1's if the whole GPT is trained."""
-    gpt = isinstance(backbone, GPT)
-    if tune.language and not gpt:
+    if tune.language and not backbone.is_causal:
         raise ValueError("language: only a GPT predicts the next token; leave it out")
     if tune.language is not None:
         return tune.language
-    if gpt and tune.train == "everything":
+    if backbone.is_causal and tune.train == "everything":
         return LANGUAGE
 
     return 0.0

@@ -15,11 +15,9 @@ from torch import Tensor, nn
 
 from qkv.data.batches.batch import IGNORE, Batch
 from qkv.models.configs import HeadConfig
-from qkv.models.gpt import GPT
 from qkv.models.task_model import TaskModel, split_groups
 from qkv.training.finetune.task_metrics import count_metrics
-from qkv.training.loss import loss_sum
-from qkv.training.objective import Objective
+from qkv.training.objective import Objective, token_loss
 from qkv.training.systems.precision import Precision
 
 
@@ -54,7 +52,7 @@ class TaskObjective(Objective):
         class_weights: tuple[float, ...] | None = None,
     ) -> None:
         super().__init__(model, precision=precision, smoothing=smoothing, reader=TaskScorer(model))
-        if language and not isinstance(model.backbone, GPT):
+        if language and model.backbone.predicts != "next":
             raise ValueError("language: only a GPT predicts the next token; leave it out")
 
         self.language = language
@@ -67,8 +65,7 @@ class TaskObjective(Objective):
 
     @property
     def head(self) -> HeadConfig:
-        assert isinstance(self.model, TaskModel)
-        return self.model.config.head
+        return self.model.task
 
     def forward(self, batch: Batch) -> Float[Tensor, "*k"]:
         scores, hidden = self.read(batch)
@@ -107,12 +104,6 @@ class TaskObjective(Objective):
 
     def language_loss(self, hidden: Float[Tensor, "R T E"], batch: Batch) -> Float[Tensor, ""]:
         """Mean next-token loss of a row's sequences, times the number of the row's targets."""
-        assert isinstance(self.model, TaskModel)
-        backbone = self.model.backbone
-        assert isinstance(backbone, GPT)
-        weight, bias = backbone.output_layer
-        assert isinstance(weight, Tensor)
-
         # The share of every token, so that means become one sum
         targets = next_tokens(batch)  # (R, T)
         tokens = (targets != IGNORE).sum(1).unflatten(0, (-1, batch.group))  # (B, G)
@@ -120,13 +111,9 @@ class TaskObjective(Objective):
         row_targets = (batch.targets != IGNORE).sum(1, keepdim=True)  # (B, 1): the sum's divisor
         shares = row_targets / (sequences * tokens).clamp(min=1)  # (B, G)
 
-        return loss_sum(
-            backbone.features(hidden),
-            weight,
-            bias,
-            targets,
-            shares=shares.flatten()[:, None].expand_as(targets),
-        )
+        backbone = self.model.backbone
+        every_share = shares.flatten()[:, None].expand_as(targets)
+        return token_loss(backbone, backbone.features(hidden), targets, shares=every_share)
 
 
 def next_tokens(batch: Batch) -> Int[Tensor, "R T"]:

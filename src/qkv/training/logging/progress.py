@@ -7,7 +7,6 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import timedelta
-from types import TracebackType
 from typing import Any, NamedTuple
 
 from rich.console import Console, Group, RenderableType
@@ -88,12 +87,7 @@ class Progress:
 
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         live = self.live
         self.live = None
         if live is not None:
@@ -198,20 +192,14 @@ class Progress:
 
     def bar(self) -> RenderableType:
         """Step, progress bar, and elapsed and remaining time."""
-        step = Text.assemble(
-            ("step ", "dim"), (f"{self.current:,}", "bold"), (f" of {self.steps:,}", "dim")
-        )
-        elapsed = Text.assemble(
-            clock(time.monotonic() - self.started),
-            (" elapsed   ", "dim"),
-            clock(self.left()),
-            (" left", "dim"),
-        )
+        step = Text.from_markup(f"[dim]step [/][bold]{self.current:,}[/][dim] of {self.steps:,}[/]")
+        elapsed = clock(time.monotonic() - self.started)
+        times = Text.from_markup(f"{elapsed}[dim] elapsed   [/]{clock(self.left())}[dim] left[/]")
         grid = Table.grid(padding=(0, 2), expand=True)
         grid.add_column(no_wrap=True)
         grid.add_column(ratio=1)
         grid.add_column(no_wrap=True)
-        grid.add_row(step, ProgressBar(total=max(self.steps, 1), completed=self.current), elapsed)
+        grid.add_row(step, ProgressBar(total=max(self.steps, 1), completed=self.current), times)
 
         return grid
 
@@ -222,11 +210,9 @@ class Progress:
         if self.losses:
             loss = self.loss
 
-        line = Text.assemble(
-            ("loss ", "dim"),
-            (number(loss), "bold"),
-            ("   validation ", "dim"),
-            (number(self.validation_loss), "bold"),
+        validation = number(self.validation_loss)
+        line = Text.from_markup(
+            f"[dim]loss [/][bold]{number(loss)}[/][dim]   validation [/][bold]{validation}[/]"
         )
         for name, value in list(self.other_metrics.items())[:1]:
             line.append(f"   {name.replace('_', ' ')} ", "dim").append(number(value), "bold")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +19,16 @@ from qkv.checkpoint import (
     Checkpoint,
     checkpoint_path,
     describe,
+    is_marked,
     steps_in,
     verify,
 )
-from qkv.models.convert.hf_folder import read_json, write_json, write_tensors
+from qkv.models.convert.hf_folder import write_json, write_tensors
+
+Tensors = Mapping[str, Tensor]
+Staging = AbstractContextManager[Path]
+Complete = Callable[[Path, dict[str, Any]], None]
+"""Given a folder and the checksums of its tensors' files, completes a checkpoint."""
 
 
 class Checkpoints:
@@ -46,7 +54,7 @@ class Checkpoints:
     def save(
         self,
         step: int,
-        tensors: Mapping[str, Tensor],
+        tensors: Tensors,
         state: Mapping[str, Any],
         *,
         best: bool = False,
@@ -61,28 +69,47 @@ class Checkpoints:
             raise ValueError(f"step: expected 0 or more, not {step}")
 
         text = json.dumps(state, indent=1)
+        size = len(text) + sum(tensor.nbytes for tensor in tensors.values())
+        name = f"step-{step:08}"
+        staging = storage.staging(self.folder, size, f"the checkpoint of step {step}", name)
+        complete = partial(self.complete, step=step, state=text, best=best, temporary=temporary)
+        self.write(tensors, self.folder / f"{storage.WRITING}{name}", staging, complete)
+
+        return self.folder_of(step)
+
+    def write(self, tensors: Tensors, folder: Path, staging: Staging, complete: Complete) -> None:
+        """Write the tensors of one checkpoint to a folder that `staging` makes; complete it."""
         if not self.swept:
             self.sweep()
 
-        size = len(text) + sum(tensor.nbytes for tensor in tensors.values())
-
-        with storage.staging(self.folder, size, f"the checkpoint of step {step}") as folder:
-            (folder / STATE).write_text(text, encoding="utf-8")
+        with staging:
             write_tensors(folder / TENSORS, tensors)
-            files = {name: describe(folder / name) for name in (STATE, TENSORS)}
-            write_json(
-                folder / MANIFEST,
-                {"step": step, "best": best, "passing": temporary, "files": files},
-            )
-            for name in (STATE, TENSORS, MANIFEST):
-                storage.flush(folder / name)
+            complete(folder, {TENSORS: describe(folder / TENSORS)})
 
-            storage.flush(folder)
-            path = self.move_into_place(folder, step)
+    def complete(
+        self,
+        folder: Path,
+        files: dict[str, Any],
+        step: int,
+        state: str,
+        best: bool,
+        temporary: bool,
+    ) -> None:
+        """Write what belongs to the tensors' `files`, and give the folder its name."""
+        (folder / STATE).write_text(state, encoding="utf-8")
+        files = {STATE: describe(folder / STATE), **files}
+        write_json(
+            folder / MANIFEST, {"step": step, "best": best, "passing": temporary, "files": files}
+        )
+        for name in (*files, MANIFEST):
+            storage.flush(folder / name)
 
+        storage.flush(folder)
+        self.move_into_place(folder, step)
         self.remove_old(step)
 
-        return path
+    def wait(self) -> None:
+        """Return when what is being written is on the disk, which it is when `save` returns."""
 
     # Reading
 
@@ -127,13 +154,7 @@ class Checkpoints:
 
     def marked_best(self) -> list[int]:
         """The steps of checkpoints that were the best when they were saved."""
-        return [step for step in self.steps() if self.is_marked(step, "best")]
-
-    def is_marked(self, step: int, mark: str) -> bool:
-        try:
-            return read_json(self.folder_of(step) / MANIFEST).get(mark) is True
-        except (ValueError, OSError):
-            return False
+        return [step for step in self.steps() if is_marked(self.folder_of(step), "best")]
 
     # Folders
 
@@ -149,7 +170,7 @@ class Checkpoints:
 
         self.swept = True
 
-    def move_into_place(self, folder: Path, step: int) -> Path:
+    def move_into_place(self, folder: Path, step: int) -> None:
         """Move a complete checkpoint to its folder, which may exist already."""
         path = self.folder_of(step)
         target = path
@@ -158,8 +179,6 @@ class Checkpoints:
 
         storage.move(folder, target)
         self.finish_replacement(step)
-
-        return path
 
     def finish_replacement(self, step: int) -> None:
         """Replace an old checkpoint of the same step by the new one beside it."""
@@ -175,15 +194,9 @@ class Checkpoints:
 
     def remove_old(self, step: int) -> None:
         """Remove all but the last `keep`, the best, and the checkpoint of `step` itself."""
-        scheduled: list[int] = []
-        best: list[int] = []
-        for other in self.steps():
-            if other <= step and not self.is_marked(other, "passing"):
-                scheduled.append(other)
-
-            if other <= step and self.is_marked(other, "best"):
-                best.append(other)
-
+        past = [other for other in self.steps() if other <= step]
+        scheduled = [other for other in past if not is_marked(self.folder_of(other), "passing")]
+        best = [other for other in past if is_marked(self.folder_of(other), "best")]
         if self.keep is not None:
             scheduled = scheduled[-self.keep :]
 

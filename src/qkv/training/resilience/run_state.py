@@ -5,14 +5,12 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from qkv.training.average import ExponentialAverage, trainable_parameters
+from qkv.training.average import ExponentialAverage, copy_weights, trainable_parameters
 from qkv.training.optimizer import Optimizers
 from qkv.training.resilience.checkpoint_writer import Checkpoint
 from qkv.training.resilience.guard import Guard, LossScale, position_of
-from qkv.training.systems.distributed import gather_tensors, place_like
 
 STORED_NAMES = {"requested_parts": "asked"}
 """Fields of RunState that checkpoints store under another name."""
@@ -80,11 +78,14 @@ class Learner:
     guard: Guard
     average: ExponentialAverage | None = None
 
-    def tensors(self, here: bool = True) -> dict[str, Tensor]:
-        """Whole tensors by name, where `here` is True; every rank must call it, for its shards."""
+    def tensors(self, *, frozen: bool = False) -> dict[str, Tensor]:
+        """All tensors by name, sharded as they are; weights that are `frozen` only if asked for."""
         tensors: dict[str, Tensor] = {}
-        for name, weight in trainable_parameters(self.model):
-            tensors[f"model/{name}"] = weight.detach()
+        for name, weight in self.model.named_parameters():
+            if weight.requires_grad:
+                tensors[f"model/{name}"] = weight.detach()
+            elif frozen:
+                tensors[f"frozen/{name}"] = weight.detach()
 
         for name, tensor in self.optimizers.state().items():
             tensors[f"optimizer/{name}"] = tensor
@@ -96,7 +97,7 @@ class Learner:
             for name, tensor in self.average.weights.items():
                 tensors[f"average/{name}"] = tensor
 
-        return gather_tensors(tensors.items(), here)
+        return tensors
 
     def numbers(self, state: RunState) -> dict[str, Any]:
         """What a checkpoint stores as JSON: the run's counters and the guard's losses."""
@@ -105,30 +106,15 @@ class Learner:
     def restore(self, checkpoint: Checkpoint, state: RunState) -> None:
         """Set everything, and `state`, to what the checkpoint holds."""
         # Tensors
-        weights = checkpoint.tensors("model/")
+        parameters = dict(trainable_parameters(self.model))
+        weights = checkpoint.tensors("model/", parameters)
         copy_weights(weights, self.model, origin=str(checkpoint.path))
-        self.optimizers.load(checkpoint.tensors("optimizer/"))
+        self.optimizers.load(checkpoint.tensors("optimizer/", parameters))
         self.scale.load(checkpoint.tensors("scale/"))
-        if self.average is not None:
-            averages = checkpoint.tensors("average/") or weights  # averaging may start on resuming
-            self.average.weights = {
-                name: place_like(averages[name], parameter)
-                for name, parameter in trainable_parameters(self.model)
-            }
+        if self.average is not None:  # which may start on resuming
+            self.average.weights = checkpoint.tensors("average/", parameters) or weights
 
         # Numbers
         numbers = dict(checkpoint.state)
         self.guard.load(numbers.pop("guard"))
         state.load_json(numbers)
-
-
-@torch.no_grad()
-def copy_weights(weights: dict[str, Tensor], model: nn.Module, *, origin: str) -> None:
-    """Copy weights into the trainable parameters of a model; the names must be the same."""
-    parameters = dict(trainable_parameters(model))
-    if weights.keys() != parameters.keys():
-        other = sorted(weights.keys() ^ parameters.keys())[0]
-        raise ValueError(f"{origin}: it is of another model: {other} is only in one of them")
-
-    for name, parameter in parameters.items():
-        parameter.copy_(place_like(weights[name], parameter))

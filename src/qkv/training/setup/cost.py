@@ -6,17 +6,13 @@ import math
 import time
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
 import torch
 from torch import nn
 
-from qkv.models.gpt import GPTConfig
-from qkv.models.registry import Config, build
-from qkv.models.rnn import RNNConfig
-from qkv.models.task_model import TaskModelConfig
-from qkv.models.transformer import TransformerConfig
-from qkv.training.setup.training_task import TrainingTask
+from qkv.models.model import Model, backbone_of
+from qkv.models.registry import Config
+from qkv.training.setup.training_task import Workload, meta_model
 from qkv.training.systems.precision import DTYPES, Precision
 
 
@@ -35,11 +31,8 @@ def cost(
     config: Config,
     micro_tokens: int,
     precision: Precision,
+    workload: Workload | None = None,
     *,
-    output_fraction: float = 1.0,
-    trained_fraction: float = 1.0,
-    backward_fraction: float = 1.0,
-    length: int | None = None,
     recompute: bool = False,
     average: bool = False,
 ) -> Cost:
@@ -49,26 +42,20 @@ def cost(
         config: The model's configuration.
         micro_tokens: Tokens of one micro-batch.
         precision: The precision to compute in.
-        output_fraction: Fraction of the tokens whose features pass the output layer.
-        trained_fraction: Fraction of the parameters that are trained.
-        backward_fraction: Fraction of the layers that gradients pass through.
-        length: Tokens of a sequence (default: the model's context).
+        workload: How much of the model a step computes (default: all).
         recompute: Whether gradient checkpointing is used.
         average: Whether an exponential moving average of the weights is stored.
     """
-    if isinstance(config, TaskModelConfig):
-        config = config.backbone  # a head costs next to nothing
-
-    with torch.device("meta"):
-        model: Any = build(config)
+    workload = workload or Workload()
+    model = backbone_of(meta_model(config))  # a head costs next to nothing
 
     # A third is the forward pass, a third the gradients of activations, a third those of weights.
-    share = (1 + backward_fraction + trained_fraction) / 3
-    used = used_parameters(model, config, output_fraction)
-    flops = 6 * share * used + 6 * attention_flops(config, length)
+    share = (1 + workload.backward_fraction + workload.trained_fraction) / 3
+    used = used_parameters(model, workload.output_fraction)
+    flops = 6 * share * used + 6 * attention_flops(model, workload.length)
 
     # Bytes per parameter: weight, gradient and two moments; the average, a half-precision copy
-    per_parameter = 4 + trained_fraction * (4 + 8)
+    per_parameter = 4 + workload.trained_fraction * (4 + 8)
     number_size = 4
     if average:
         per_parameter += 4
@@ -77,37 +64,15 @@ def cost(
         per_parameter += 2
 
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    activations = micro_tokens * stored_per_token(config, recompute) * number_size
+    activations = micro_tokens * stored_per_token(model, recompute) * number_size
 
     return Cost(parameters, flops, round(parameters * per_parameter), round(activations))
 
 
-def task_cost(
-    task: TrainingTask,
-    micro_tokens: int,
-    precision: Precision,
-    *,
-    recompute: bool = False,
-    average: bool = False,
-) -> Cost:
-    """What training on a task costs."""
-    return cost(
-        task.config,
-        micro_tokens,
-        precision,
-        output_fraction=task.output_fraction,
-        trained_fraction=task.trained_fraction,
-        backward_fraction=task.backward_fraction,
-        length=task.length,
-        recompute=recompute,
-        average=average,
-    )
-
-
-def used_parameters(model: Any, config: Config, output_fraction: float) -> float:
+def used_parameters(model: Model, output_fraction: float) -> float:
     """Parameters of matrices that one token is multiplied with; embeddings are only looked up."""
     separate_output = isinstance(model.head, nn.Linear)
-    output = config.vocabulary * config.width  # the output layer, tied to the embedding or not
+    output = model.config.vocabulary * model.config.width  # tied to the embedding or not
     at_output = output
     total = 0 if separate_output else output
     for name, parameter in model.named_parameters():
@@ -119,22 +84,23 @@ def used_parameters(model: Any, config: Config, output_fraction: float) -> float
             at_output += parameter.numel()
 
     used = total - at_output + output_fraction * at_output
-    if isinstance(config, TransformerConfig | RNNConfig):
+    if model.has_source:
         used /= 2  # a token passes the encoder or the decoder
 
     return used
 
 
-def attention_flops(config: Config, length: int | None = None) -> float:
+def attention_flops(model: Model, length: int | None = None) -> float:
     """Multiplications of one token's queries with keys, and of its weights with values."""
-    if isinstance(config, RNNConfig | TaskModelConfig):
+    if not model.stacks:
         return 0.0
 
     # The keys that a token attends to, on average
+    config = model.config
     keys: float = min(length or config.context, config.context)
-    if isinstance(config, GPTConfig):
+    if model.is_causal:
         keys /= 2
-    if isinstance(config, TransformerConfig):
+    if model.has_source:
         keys = min(keys, 64)  # sentences
 
     keys = min(keys, config.window or keys)
@@ -144,15 +110,13 @@ def attention_flops(config: Config, length: int | None = None) -> float:
     return 2 * config.depth * keys * config.heads * config.width_of_head
 
 
-def stored_per_token(config: Config, recompute: bool) -> float:
+def stored_per_token(model: Model, recompute: bool) -> float:
     """Numbers stored for the backward pass, per token: about 9 E + 2 F in every block."""
-    if isinstance(config, RNNConfig | TaskModelConfig):
+    config = model.config
+    if not model.stacks:
         return 12.0 * config.width * (config.depth + 1)
 
-    depth = config.depth
-    if isinstance(config, TransformerConfig):
-        depth += config.decoder_depth or config.depth
-
+    depth = sum(len(stack.blocks) for stack in model.stacks.values())
     block = 9 * config.width + 2 * config.width_of_hidden
     if recompute:
         return config.width * depth + block

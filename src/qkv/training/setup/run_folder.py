@@ -24,11 +24,13 @@ from qkv.data.sources.named import NAMED_SOURCES
 from qkv.models import legacy
 from qkv.models.convert.hf_folder import TOKENIZER, read_json
 from qkv.models.registry import Config, from_json, to_json
+from qkv.plugins import absolute_plugin
 from qkv.training.finetune.finetune_config import FinetuneConfig
 from qkv.training.run_config import DataConfig, OptimizerConfig, RunConfig
+from qkv.training.setup.training_task import TrainingTask
 
 LOCK = ".lock"
-FIXED = {"run": ("seed", "batch_tokens"), "optimizer": ("optimizer", "layer_decay")}
+FIXED = {"run": ("seed", "batch_tokens"), "optimizer": ("optimizer", "objective", "layer_decay")}
 """Fields that a resumed run may not change, besides the model and the data."""
 UNREPORTED = ("out", "resume", "dry_run")
 """Fields whose changes are not worth a line."""
@@ -98,26 +100,29 @@ def locked(out: Path) -> Iterator[None]:
 
 
 def describe(
-    model: Config,
+    task: TrainingTask,
     data: DataConfig | FinetuneConfig,
     optimizer: OptimizerConfig,
     run: RunConfig,
-    fingerprint: str,
-    order: int = 1,
 ) -> dict[str, Any]:
     """The content of run.json."""
     command = "finetune"
     if isinstance(data, DataConfig):
         command = "train"
 
+    plugins = {
+        "optimizer": absolute_plugin(optimizer.optimizer),
+        "objective": absolute_plugin(optimizer.objective),
+    }
+
     return {
         "command": command,
-        "model": to_json(model),
+        "model": to_json(task.config),
         "data": describe_data(data),
-        "optimizer": asdict(optimizer),
+        "optimizer": asdict(optimizer) | plugins,
         "run": asdict(run) | {"out": str(run.out)},
-        "fingerprint": fingerprint,
-        "order": order,
+        "fingerprint": task.fingerprint,
+        "order": task.training.order_version,
     }
 
 

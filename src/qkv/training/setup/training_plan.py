@@ -7,9 +7,10 @@ from pathlib import Path
 
 from qkv.tables import Table
 from qkv.training.logging.progress import clock
+from qkv.training.loop import TrainingResult
 from qkv.training.run_config import OptimizerConfig, RunConfig
 from qkv.training.schedule import highest_rate, learning_rate, warmup_steps
-from qkv.training.setup.cost import Cost, measured_peak, task_cost
+from qkv.training.setup.cost import Cost, cost, measured_peak
 from qkv.training.setup.training_task import TrainingTask
 from qkv.training.systems.distributed import World, uses_fsdp
 from qkv.training.systems.precision import best_precision
@@ -31,8 +32,14 @@ def plan_table(
 
     rank_tokens = -(-batch_tokens // world.size)
     micro_tokens = min(run.micro_batch_tokens or rank_tokens, rank_tokens)
-    average = optimizer.average == "exponential"
-    cost = task_cost(task, micro_tokens, precision, recompute=run.recompute, average=average)
+    costs = cost(
+        task.config,
+        micro_tokens,
+        precision,
+        task.workload,
+        recompute=run.recompute,
+        average=optimizer.average == "exponential",
+    )
     shards = 1
     if uses_fsdp(world, run.distributed):
         shards = world.size
@@ -40,17 +47,17 @@ def plan_table(
     # Cost and time of the whole run
     tokens = run.steps * task.training.tokens_per_step
     epochs = run.steps / task.training.steps_per_epoch
-    flops = cost.flops_per_token * tokens
+    flops = costs.flops_per_token * tokens
     seconds = flops / (UTILISATION * measured_peak(world.device, precision) * world.size)
     highest = highest_rate(optimizer, task.config.width, run.steps)
     warmup = warmup_steps(optimizer, run.steps)
 
     rows = {
-        "parameters": parameters_text(cost, task),
+        "parameters": parameters_text(costs, task),
         "steps": f"{run.steps:,} of {task.training.tokens_per_step:,} tokens",
         "tokens": f"{tokens:,}, {epochs:,.1f} times through the data",
         "learning rate": f"{highest:.2e} after {warmup} steps, then {optimizer.schedule}",
-        "estimated memory": memory_text(cost, shards),
+        "estimated memory": memory_text(costs, shards),
         "cost": f"{flops:.2e} floating-point operations",
         "estimated time": f"{clock(seconds)} on {device_text(world)} (at 40% utilisation)",
         "precision": precision,
@@ -63,18 +70,18 @@ def plan_table(
     return table
 
 
-def parameters_text(cost: Cost, task: TrainingTask) -> str:
-    text = f"{cost.parameters:,}"
-    if task.trainable is None or task.trained_fraction == 1:
+def parameters_text(costs: Cost, task: TrainingTask) -> str:
+    text = f"{costs.parameters:,}"
+    if task.trainable is None or task.workload.trained_fraction == 1:
         return text
 
-    return f"{text}, of which {task.trainable:,} learn ({task.trained_fraction:.2%})"
+    return f"{text}, of which {task.trainable:,} learn ({task.workload.trained_fraction:.2%})"
 
 
-def memory_text(cost: Cost, shards: int) -> str:
+def memory_text(costs: Cost, shards: int) -> str:
     """Memory of one process."""
-    weights = cost.weights / 2**30 / shards
-    activations = cost.activations / 2**30
+    weights = costs.weights / 2**30 / shards
+    activations = costs.activations / 2**30
     return (
         f"{weights + activations:.2f} GiB: {weights:.2f} weights and optimizer, "
         f"{activations:.2f} activations"
@@ -82,12 +89,7 @@ def memory_text(cost: Cost, shards: int) -> str:
 
 
 def device_text(world: World) -> str:
-    name = world.device.type
-    if name == "cpu":
-        name = "CPU"
-    elif name == "cuda":
-        name = "GPU"
-
+    name = {"cpu": "CPU", "cuda": "GPU"}.get(world.device.type, world.device.type)
     if world.size == 1:
         return f"this {name}"
 
@@ -110,33 +112,22 @@ def warmup_notes(optimizer: OptimizerConfig, task: TrainingTask, run: RunConfig)
     )
 
 
-def report_table(
-    out: Path,
-    *,
-    steps: int,
-    tokens: int,
-    seconds: float,
-    flops: float,
-    validation_loss: float | None,
-    perplexity: bool,
-) -> Table:
+def report_table(out: Path, result: TrainingResult, *, perplexity: bool) -> Table:
     """One row of results and costs; for language models with the perplexity."""
     loss = math.nan
-    if validation_loss is not None:
-        loss = validation_loss
+    if result.validation_loss is not None:
+        loss = result.validation_loss
 
     cells = {
-        "steps": f"{steps:,}",
-        "tokens": f"{tokens:,}",
+        "steps": f"{result.steps:,}",
+        "tokens": f"{result.tokens:,}",
         "validation loss": f"{loss:.4f}",
     }
     if perplexity:
-        cells["perplexity"] = "-"
-        if loss < 20:
-            cells["perplexity"] = f"{math.exp(loss):,.2f}"
+        cells["perplexity"] = f"{math.exp(loss):,.2f}" if loss < 20 else "-"
 
-    cells["time"] = clock(seconds)
-    cells["training cost (FLOPs)"] = f"{flops:.2e}"
+    cells["time"] = clock(result.seconds)
+    cells["training cost (FLOPs)"] = f"{result.flops:.2e}"
     table = Table(*cells, title=str(out))
     table.add_row(*cells.values())
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Protocol, get_args, runtime_checkable
+from typing import Any, NamedTuple, Protocol, get_args, runtime_checkable
 
+import torch
 from rich.console import Console
 from torch import Tensor
 
@@ -17,16 +19,11 @@ from qkv.data.batches.causal import CausalData
 from qkv.data.batches.masked import MaskedData, WordPieces
 from qkv.data.batches.paired import PairedData
 from qkv.data.sources.named import NAMED_SOURCES
-from qkv.data.sources.source import open_pairs, open_texts
+from qkv.data.sources.source import Source, open_pairs, open_texts
 from qkv.data.tokens.prepare import prepare_pairs, prepare_texts
 from qkv.data.tokens.token_arrays import Pairs, Tokens
-from qkv.models.bert import BERTConfig
-from qkv.models.gpt import GPTConfig
 from qkv.models.model import Model
-from qkv.models.registry import Config
-from qkv.models.rnn import RNNConfig
-from qkv.models.task_model import TaskModelConfig
-from qkv.models.transformer import TransformerConfig
+from qkv.models.registry import Config, build
 from qkv.text import Kind, Tokenizer, train
 from qkv.training.objective import Objective
 from qkv.training.run_config import DataConfig
@@ -50,6 +47,20 @@ class TrainingData(Protocol):
     def ordered(self) -> Iterator[Batch]: ...
 
 
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """How much of a model a step computes, which decides what it costs."""
+
+    output_fraction: float = 1.0
+    """Fraction of the tokens whose features pass the output layer."""
+    trained_fraction: float = 1.0
+    """Fraction of the parameters that are trained."""
+    backward_fraction: float = 1.0
+    """Fraction of the layers that gradients pass through."""
+    length: int | None = None
+    """Tokens of a typical sequence, where it is far from the model's context."""
+
+
 @dataclass(frozen=True)
 class TrainingTask:
     """What a model is trained on, and how."""
@@ -61,8 +72,7 @@ class TrainingTask:
     validation: TrainingData
     fingerprint: str
     """Checksum of the data to train and validate on, and of the tokenizer."""
-    output_fraction: float = 1.0
-    """Fraction of the tokens whose features pass the output layer."""
+    workload: Workload = field(default_factory=Workload)
     notes: tuple[str, ...] = ()
     """Facts about the data to print."""
     initial_model: Callable[[], Model] | None = None
@@ -81,56 +91,55 @@ class TrainingTask:
     """The highest learning rate by default."""
     warmup: int = USUAL_WARMUP
     """Steps of warm-up by default, but at most a tenth of all."""
-    trained_fraction: float = 1.0
-    """Fraction of the parameters that are trained."""
-    backward_fraction: float = 1.0
-    """Fraction of the layers that gradients pass through."""
     trainable: int | None = None
     """Number of trained parameters, where some may be frozen."""
-    length: int | None = None
-    """Tokens of a typical sequence, where it is far from the model's context."""
 
 
 def assemble(
     config: Config, data: DataConfig, *, batch_tokens: int, seed: int, tokenizer: Path | None = None
 ) -> TrainingTask:
     """Read, tokenize and prepare the data; `tokenizer` holds the one of a run that is resumed."""
-    if isinstance(config, TransformerConfig | RNNConfig):
-        return paired_task(config, data, batch_tokens, seed, tokenizer)
-    if isinstance(config, TaskModelConfig):
+    model = meta_model(config)
+    if model.task is not None:
         raise ValueError("config: a model with a head is fine-tuned: qkv finetune")
 
-    return text_task(config, data, batch_tokens, seed, tokenizer)
+    task = paired_task if model.has_source else text_task
+    return task(model, data, batch_tokens, seed, tokenizer)
+
+
+def meta_model(config: Config) -> Model:
+    """A model without numbers, which knows what the model of this config can do."""
+    with torch.device("meta"):
+        return build(config)
 
 
 def text_task(
-    config: GPTConfig | BERTConfig,
-    data: DataConfig,
-    batch_tokens: int,
-    seed: int,
-    tokenizer_folder: Path | None,
+    model: Model, data: DataConfig, batch_tokens: int, seed: int, tokenizer_folder: Path | None
 ) -> TrainingTask:
-    """Texts for a GPT (next token) or a BERT (masked tokens)."""
+    """Texts for a model that predicts the next token, or masked tokens."""
     # Tokenize, and set the validation data apart
-    source = open_texts(data.data, column=data.column)
+    config = model.config
+    open_named = partial(open_texts, column=data.column)
+    source = open_named(data.data)
     texts = (piece.text for piece in source)
     tokenizer = find_tokenizer(data, texts, config.vocabulary, tokenizer_folder)
-    tokens = prepare_texts(source, tokenizer)
-    names = validation_source(data)
-    if names:
-        training = tokens
-        validation = prepare_texts(open_texts(names, column=data.column), tokenizer)
-    else:
-        fraction = min(data.held_out, MOST_TOKENS_HELD_OUT / max(1, len(tokens)))
-        training, validation = tokens.split(fraction)
+    prepare = partial(prepare_texts, tokenizer=tokenizer)
+    validation_texts = validation_source(data, open_named)
+    training, validation = held_out(
+        source, validation_texts, prepare, data.held_out, MOST_TOKENS_HELD_OUT
+    )
 
     # Batches
     config = replace(config, vocabulary=tokenizer.vocabulary)
     length = row_length(config, data)
     rows = max(1, batch_tokens // length)
+    workload = Workload()
+    if model.predicts == "masked":
+        config = replace(config, pooler=False, next_sentence=False)  # which this does not train
+        workload = Workload(output_fraction=data.mask_rate)
 
     def batches(tokens: Tokens) -> TrainingData:
-        if isinstance(config, GPTConfig):
+        if model.predicts == "next":
             return CausalData(tokens, length, rows, seed, across_documents=data.across_documents)
 
         return MaskedData(
@@ -151,71 +160,53 @@ def text_task(
             "the same row comes again and again, padded"
         )
 
-    output_fraction = 1.0
-    if isinstance(config, BERTConfig):
-        output_fraction = data.mask_rate
-
     return TrainingTask(
         config, tokenizer, batches(training), batches(validation),
-        joint_fingerprint(training, validation), output_fraction, tuple(notes),
+        joint_fingerprint(training, validation), workload, tuple(notes),
     )  # fmt: skip
 
 
-def row_length(config: GPTConfig | BERTConfig, data: DataConfig) -> int:
+def row_length(config: Any, data: DataConfig) -> int:
     """Tokens of a row: the context, or with a segment memory several segments to remember."""
-    if not isinstance(config, GPTConfig) or not config.memory:
-        return config.context
-
-    if not data.across_documents:
+    memory = getattr(config, "memory", 0)
+    if memory and not data.across_documents:
         raise ValueError(
             "across_documents: a model with memory reads on from text to text; leave it True"
         )
 
-    segments = 1 + -(-config.memory // config.context)
-    return segments * config.context
+    return config.context * (1 + -(-memory // config.context))
 
 
 def paired_task(
-    config: TransformerConfig | RNNConfig,
-    data: DataConfig,
-    batch_tokens: int,
-    seed: int,
-    tokenizer_folder: Path | None,
+    model: Model, data: DataConfig, batch_tokens: int, seed: int, tokenizer_folder: Path | None
 ) -> TrainingTask:
     """Pairs of source and target for an encoder-decoder."""
+    config = model.config
     if config.source_vocabulary is not None:
         raise ValueError(
             "source_vocabulary: one tokenizer serves both languages here; leave it out"
         )
 
-    # Tokenize, and set the validation data apart
-    source = open_pairs(data.data, columns=data.columns)
+    open_named = partial(open_pairs, columns=data.columns)
+    source = open_named(data.data)
     texts = chain.from_iterable(source)
     tokenizer = find_tokenizer(data, texts, config.vocabulary, tokenizer_folder)
-    for role in ("start", "end", "padding"):
-        if getattr(tokenizer, role) is None:
-            raise ValueError(f"tokenizer: translation needs a token for {role}, and it has none")
-
-    pairs = prepare_pairs(source, tokenizer)
-    names = validation_source(data)
-    if names:
-        training = pairs
-        validation = prepare_pairs(open_pairs(names, columns=data.columns), tokenizer)
-    else:
-        fraction = min(data.held_out, MOST_PAIRS_HELD_OUT / max(1, len(pairs)))
-        training, validation = pairs.split(fraction)
-
-    # Batches
     config = replace(config, vocabulary=tokenizer.vocabulary)
-    training_data = paired_batches(training, config, tokenizer, batch_tokens, seed)
-    validation_data = paired_batches(validation, config, tokenizer, batch_tokens, seed)
+    paired = read_pairs(
+        source,
+        validation_source(data, open_named),
+        tokenizer,
+        data.held_out,
+        budget=batch_tokens,
+        seed=seed,
+        context=getattr(config, "context", None),
+    )
 
+    training = paired.training.pairs
+    validation = paired.validation.pairs
     notes = [sizes_note(training, validation, "pairs", config.vocabulary)]
-    left_out = training_data.left_out + validation_data.left_out
-    if left_out:
-        notes.append(
-            f"{left_out:,} pairs are longer than the context or a whole batch, and are left out"
-        )
+    if paired.left_out:
+        notes.append(f"{paired.left_out} or a whole batch, and are left out")
 
     first_source = tokenizer.decode(training.source(0))
     first_target = tokenizer.decode(training.target(0))
@@ -224,30 +215,59 @@ def paired_task(
     return TrainingTask(
         config,
         tokenizer,
-        training_data,
-        validation_data,
+        paired.training,
+        paired.validation,
         joint_fingerprint(training, validation),
         notes=tuple(notes),
     )
 
 
-def paired_batches(
-    pairs: Pairs,
-    config: TransformerConfig | RNNConfig,
-    tokenizer: Tokenizer,
-    batch_tokens: int,
-    seed: int,
-) -> PairedData:
-    assert tokenizer.start is not None
-    assert tokenizer.end is not None
-    assert tokenizer.padding is not None
-    context = None
-    if isinstance(config, TransformerConfig):
-        context = config.context
+class PairedBatches(NamedTuple):
+    """Batches of pairs to train and to validate on."""
 
-    return PairedData(
-        pairs, tokenizer.start, tokenizer.end, tokenizer.padding, batch_tokens, seed, context
-    )
+    training: PairedData
+    validation: PairedData
+
+    @property
+    def left_out(self) -> str:
+        """The beginning of a note on the pairs that are left out, if there are any."""
+        count = self.training.left_out + self.validation.left_out
+        return f"{count:,} pairs are longer than the context" if count else ""
+
+
+def read_pairs(
+    source: Source[Any],
+    validation: Source[Any] | None,
+    tokenizer: Tokenizer,
+    fraction: float,
+    budget: int | None = None,
+    **options: Any,
+) -> PairedBatches:
+    """Batches of pairs; without `validation` a fraction is held out; `options` of PairedData."""
+    for role in ("start", "end", "padding"):
+        options[role] = getattr(tokenizer, role)
+        if options[role] is None:
+            raise ValueError(f"tokenizer: translation needs a token for {role}, and it has none")
+
+    prepare = partial(prepare_pairs, tokenizer=tokenizer)
+    parts = held_out(source, validation, prepare, fraction, MOST_PAIRS_HELD_OUT)
+
+    return PairedBatches(*(PairedData(part, budget=budget, **options) for part in parts))
+
+
+def held_out(
+    source: Source[Any],
+    validation: Source[Any] | None,
+    prepare: Callable[[Any], Any],
+    fraction: float,
+    most: int,
+) -> Any:
+    """The data to train on and the `validation` data, or else a fraction that is held out."""
+    everything = prepare(source)
+    if validation is not None:
+        return everything, prepare(validation)
+
+    return everything.split(min(fraction, most / max(1, len(everything))))
 
 
 def find_tokenizer(
@@ -271,12 +291,16 @@ def find_tokenizer(
     return Tokenizer.read(data.tokenizer)
 
 
-def validation_source(data: DataConfig) -> tuple[str, ...]:
-    """The names of validation data; embedded data has a validation part of its own."""
+def validation_source(
+    data: DataConfig, open_named: Callable[[Sequence[str]], Source[Any]]
+) -> Source[Any] | None:
+    """The validation data, if it is named; embedded data has a validation part of its own."""
     if not data.validation and len(data.data) == 1 and data.data[0] in NAMED_SOURCES:
-        return (f"{data.data[0]}:valid",)
+        return open_named((f"{data.data[0]}:valid",))
+    if not data.validation:
+        return None
 
-    return data.validation
+    return open_named(data.validation)
 
 
 def sizes_note(

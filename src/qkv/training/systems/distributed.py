@@ -1,4 +1,4 @@
-"""Data-parallel training with torchrun: process group, DDP, FSDP2, and gathering of shards.
+"""Data-parallel training with torchrun: process group, DDP and FSDP2.
 
 Every rank makes the same global batch and takes its rows, so that what is learned does not depend
 on the number of ranks. DDP and FSDP average gradients over the ranks; the loss is divided by the
@@ -8,7 +8,7 @@ global count and multiplied by the number of ranks.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
@@ -18,7 +18,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from qkv.nn.block import Block
@@ -236,36 +235,3 @@ def reshard(module: nn.Module) -> None:
     """Free the gathered FSDP weights after a forward pass that no backward pass follows."""
     if isinstance(module, FSDPModule):
         module.reshard()
-
-
-def gather_tensors(tensors: Iterable[tuple[str, Tensor]], here: bool) -> dict[str, Tensor]:
-    """Whole tensors by name on ranks where `here` is True, nothing elsewhere; all ranks must call.
-
-    Sharded tensors are gathered one at a time and moved to the CPU, so that no device has to hold
-    a whole sharded model.
-    """
-    whole: dict[str, Tensor] = {}
-    for name, tensor in tensors:
-        if isinstance(tensor, DTensor):
-            tensor = tensor.full_tensor()
-            if here:
-                whole[name] = tensor.cpu()
-        elif here:
-            whole[name] = tensor
-
-    return whole
-
-
-def place_like(saved: Tensor, parameter: Tensor) -> Tensor:
-    """A saved tensor, moved to its parameter's device and sharded like it.
-
-    A scalar, such as AdamW's step, is moved only. Every rank has read the whole tensor and takes
-    its shard.
-    """
-    saved = saved.to(parameter.device)
-    if isinstance(parameter, DTensor) and saved.dim():
-        return distribute_tensor(
-            saved, parameter.device_mesh, parameter.placements, src_data_rank=None
-        )
-
-    return saved

@@ -1,8 +1,4 @@
-"""CUDA graphs of training steps: a step's kernels are captured once and replayed with one launch.
-
-The host launches one graph per step instead of hundreds of kernels, and the GPU does not wait
-between them.
-"""
+"""CUDA graphs of training steps: forward and backward pass, one graph per batch shape."""
 
 from __future__ import annotations
 
@@ -14,15 +10,17 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from qkv.data.batches.batch import Batch
+from qkv.nn.cuda_graph import CudaGraph
 
 Shape = tuple[tuple[str, tuple[int, ...]], ...]
+Gradients = dict[nn.Parameter, Tensor]
 
 MOST_GRAPHS = 8
 """The graph of every shape holds gradients of its own."""
 
 
 class StepGraphRunner:
-    """Forward and backward pass of an objective as CUDA graphs, one per batch shape.
+    """The loss and gradients of an objective, from CUDA graphs.
 
     A shape is captured when it comes for the first time, or, where shapes vary, after it has come
     `wait` times.
@@ -31,7 +29,7 @@ class StepGraphRunner:
     def __init__(self, objective: nn.Module, wait: int = 0) -> None:
         self.objective = objective
         self.wait = wait
-        self.graphs: dict[Shape, TrainingGraph] = {}
+        self.graphs: dict[Shape, CudaGraph[tuple[Tensor, Gradients]]] = {}
         self.counts: Counter[Shape] = Counter()
 
     def supports(self, batch: Batch) -> bool:
@@ -51,60 +49,36 @@ class StepGraphRunner:
         """
         shape = shape_of(batch)
         if shape not in self.graphs:
-            self.graphs[shape] = TrainingGraph(self.objective, batch, factor)
+            self.graphs[shape] = self.capture(batch, factor)
 
-        captured = self.graphs[shape]
-        captured.copy_inputs(batch, factor)
         torch.manual_seed(seed)  # after the capture, which draws random numbers too
-        captured.graph.replay()
-
-        for parameter, gradient in captured.gradients.items():
+        loss, gradients = self.graphs[shape].replay(*tensors_of(batch).values(), factor)
+        for parameter, gradient in gradients.items():
             parameter.grad = gradient
 
-        return captured.loss
+        return loss
 
+    def capture(self, batch: Batch, factor: Tensor) -> CudaGraph[tuple[Tensor, Gradients]]:
+        """Capture a pass over a copy of the batch, into which others of its shape are copied."""
+        objective = self.objective
+        static_batch = batch.map(lambda tensor: tensor.to(factor.device, copy=True))
+        static_factor = factor.clone()
 
-class TrainingGraph:
-    """One captured pass over a static batch, into which other batches of its shape are copied."""
+        def forward_and_backward() -> tuple[Tensor, Gradients]:
+            loss = objective(static_batch)
+            (loss * static_factor).backward()
+            gradients: Gradients = {}
+            for parameter in objective.parameters():
+                if parameter.grad is not None:
+                    gradients[parameter] = parameter.grad
 
-    def __init__(self, objective: nn.Module, batch: Batch, factor: Tensor) -> None:
-        self.objective = objective
-        self.batch = batch.map(lambda tensor: tensor.to(factor.device, copy=True))
-        self.factor = factor.clone()
+            return loss.detach(), gradients
 
-        # Compile and autotune before the capture, on a side stream
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for _ in range(2):
-                self.forward_and_backward()
-                objective.zero_grad(set_to_none=True)
-
-        torch.cuda.current_stream().wait_stream(stream)
-        torch.cuda.empty_cache()
-
-        # Capture
-        self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph):
-            self.loss = self.forward_and_backward()
-
-        self.gradients: dict[nn.Parameter, Tensor] = {}
-        for parameter in objective.parameters():
-            if parameter.grad is not None:
-                self.gradients[parameter] = parameter.grad
-
-    def copy_inputs(self, batch: Batch, factor: Tensor) -> None:
-        targets = tensors_of(self.batch).values()
-        sources = tensors_of(batch).values()
-        for target, source in zip(targets, sources, strict=True):
-            target.copy_(source, non_blocking=True)
-
-        self.factor.copy_(factor)
-
-    def forward_and_backward(self) -> Tensor:
-        loss = self.objective(self.batch)
-        (loss * self.factor).backward()
-        return loss.detach()
+        return CudaGraph(
+            forward_and_backward,
+            [*tensors_of(static_batch).values(), static_factor],
+            reset=lambda: objective.zero_grad(set_to_none=True),
+        )
 
 
 def tensors_of(batch: Batch) -> dict[str, Tensor]:

@@ -13,6 +13,7 @@ from qkv.models import BERTConfig, GPTConfig, TransformerConfig, build, count_pa
 from qkv.models.registry import Config
 from qkv.training.objective import Objective
 from qkv.training.setup.cost import attention_flops, cost, measured_peak, memory_used
+from qkv.training.setup.training_task import meta_model
 from support.small_training import MODELS, SIZE, random_batch
 
 GPT = GPTConfig(**SIZE, context=32)
@@ -45,16 +46,16 @@ def test_six_operations_for_every_matrix_element(kind: str) -> None:
     config = SHAPES[kind]
     ids = torch.randint(64, (3, 32))
     estimate = cost(config, 96, "float32")
-    matrices = estimate.flops_per_token - 6 * attention_flops(config)
+    matrices = estimate.flops_per_token - 6 * attention_flops(meta_model(config))
     assert matrices * ids.numel() == pytest.approx(counted(config, Batch(ids, ids)), rel=1e-3)
     assert estimate.parameters == count_parameters(config)
 
 
 def test_attention_by_hand() -> None:
     """A token attends on average to half of the context."""
-    assert attention_flops(GPT) == 2 * 2 * 16 * 16
-    assert attention_flops(replace(GPT, window=8)) == 2 * 2 * 8 * 16
-    assert attention_flops(BERTConfig(**SIZE, context=32)) == 2 * 2 * 32 * 16
+    assert attention_flops(meta_model(GPT)) == 2 * 2 * 16 * 16
+    assert attention_flops(meta_model(replace(GPT, window=8))) == 2 * 2 * 8 * 16
+    assert attention_flops(meta_model(BERTConfig(**SIZE, context=32))) == 2 * 2 * 32 * 16
 
 
 @pytest.mark.parametrize("family", ["bert", "transformer", "rnn"])

@@ -98,7 +98,7 @@ def test_a_failure_before_the_first_step_does_not_block_the_folder(
         (training, "assemble"),
         (training, "write_description"),
         (training, "plan_table"),
-        (training, "Metrics"),
+        (import_module("qkv.training.run"), "Metrics"),
         (Run, "create"),
         (Tokenizer, "write"),
         (objective_setup, "build"),
@@ -229,7 +229,7 @@ def test_an_error_on_resuming_leaves_the_description_unchanged(
     done: TrainingJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = files_in(done.run.out)
-    module = import_module("qkv.training.train")
+    module = import_module("qkv.training.run")
     for owner, name in ((module, "Metrics"), (Run, "create")):
         with monkeypatch.context() as broken:
             broken.setattr(owner, name, lambda *_, **__: pytest.fail("refused"))

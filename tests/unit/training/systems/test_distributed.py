@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import random
 import shutil
 import subprocess
 import sys
@@ -23,79 +21,14 @@ from qkv.training.run_config import DataConfig, OptimizerConfig, RunConfig
 from qkv.training.setup.training_task import assemble
 from qkv.training.systems.distributed import World
 from qkv.training.train import train
+from support.launching import finish, launch, train_on, write_data
 from support.ranks import CASES, PAIRS, STEPS, TEXT, train_case
 
-RANKS = Path(__file__).parents[3] / "support" / "ranks.py"
-WORDS = [
-    "the",
-    "cat",
-    "dog",
-    "sees",
-    "a",
-    "small",
-    "big",
-    "house",
-    "and",
-    "tree",
-    "runs",
-    "to",
-    "of",
-    "it",
-]
 ALONE = World(torch.device("cpu"))
 HALFWAY = 2  # the step that runs are resumed from
 WAYS = ["ddp", "fsdp"]
 # Sums in another order differ in the last bits of a float32, which Muon makes larger.
 TOLERANCE = dict.fromkeys(CASES, 1e-06) | {"muon": 1e-5}
-
-
-def launch(ranks: int, *arguments: str) -> subprocess.Popen[str]:
-    """Start a program as `torchrun` does."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node",
-        str(ranks),
-    ]
-    return subprocess.Popen(
-        [*command, *arguments],
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-
-
-def finish(process: subprocess.Popen[str], seconds: float = 240) -> str:
-    """Wait until the process ends; return what it printed."""
-    try:
-        return process.communicate(timeout=seconds)[0]
-    finally:
-        if process.poll() is None:
-            process.terminate()  # so that it ends its ranks
-            process.communicate()
-
-
-def train_on(ranks: int, folder: Path, device: str, *items: str) -> str:
-    process = launch(ranks, str(RANKS), str(folder), device, *items)
-    printed = finish(process)
-    assert process.returncode == 0, printed
-    return printed
-
-
-def write_data(folder: Path) -> None:
-    draw = random.Random(0)
-
-    def words(n: int) -> str:
-        return " ".join(draw.choices(WORDS, k=n))
-
-    (folder / TEXT).write_text("\n".join(words(8) for _ in range(60)))
-    lengths = draw.choices([1, 2, 3, 12], k=80)
-    pairs = [f"{words(length)}\t{words(length)}\n" for length in lengths]
-    (folder / PAIRS).write_text("".join(pairs))
 
 
 def halfway(run: Path, copy: Path) -> None:
@@ -131,7 +64,12 @@ def runs(tmp_path_factory: pytest.TempPathFactory, cache: None) -> Path:
 
     halfway(folder / "2-fsdp-gpt", folder / "2-fsdp-then-3-ddp-gpt")
     halfway(folder / "2-ddp-gpt", folder / "2-ddp-then-3-fsdp-gpt")
-    resumed = ["gpt:ddp:2-fsdp-then-3-ddp-gpt", "gpt:fsdp:2-ddp-then-3-fsdp-gpt"]
+    halfway(folder / "2-fsdp-gpt", folder / "2-fsdp-then-3-fsdp-gpt")
+    resumed = [
+        "gpt:ddp:2-fsdp-then-3-ddp-gpt",
+        "gpt:fsdp:2-ddp-then-3-fsdp-gpt",
+        "gpt:fsdp:2-fsdp-then-3-fsdp-gpt",
+    ]
     train_on(
         3,
         folder,
@@ -212,6 +150,7 @@ def test_three_ranks_with_batches_of_one_row(runs: Path, way: str) -> None:
         "1-then-2-fsdp",
         "2-fsdp-then-3-ddp",
         "2-ddp-then-3-fsdp",
+        "2-fsdp-then-3-fsdp",
         "2-ddp-then-1",
         "2-fsdp-then-1",
     ],
