@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple, Required, Unpack, overload
+from pathlib import Path
+from typing import Any, NamedTuple, Unpack
 
 import torch
 from jaxtyping import Float
@@ -17,7 +18,7 @@ from torch import Tensor
 from qkv.generation import decode_cuda_graph
 from qkv.generation.decode_loop import DecodeLoop
 from qkv.generation.generation_batch import Beyond, GeneratedToken, GenerationBatch, Reason
-from qkv.generation.prompts import Arrays, Prompts, check_whole, token_rows
+from qkv.generation.prompts import Prompts, check_whole, token_rows
 from qkv.generation.sampling import uniforms
 from qkv.generation.sampling_params import SamplingKeywords, SamplingParams
 from qkv.generation.search.ensemble import Ensemble
@@ -40,72 +41,34 @@ Stop = Callable[[int, list[int]], bool]
 MOST_ROWS = 65536
 
 
-class GenerateOptions(SamplingKeywords, total=False):
-    """The keyword arguments of `generate`, for its overloads."""
+class DecodeOptions(SamplingKeywords, total=False):
+    """The keyword arguments of `stream` that functions of text pass on as they are."""
 
-    length: Required[int]
-    end: int | Sequence[int] | None
+    length: int
     sampling_params: SamplingParams | None
     seed: int | Sequence[int] | None
     beyond: Beyond
+
+
+class GenerateOptions(DecodeOptions, total=False):
+    """The keyword arguments of `stream` that `generate` passes on."""
+
+    end: int | Sequence[int] | None
     stop: Stop | None
 
 
-@overload
 def generate(
-    model: GPT,
-    prompts: Sequence[int],
-    *,
-    samples: None = None,
-    **options: Unpack[GenerateOptions],
-) -> list[int]: ...
-@overload
-def generate(
-    model: GPT, prompts: Sequence[int], *, samples: int, **options: Unpack[GenerateOptions]
-) -> list[list[int]]: ...
-@overload
-def generate(
-    model: GPT,
-    prompts: Sequence[Sequence[int]] | Sequence[Tensor],
-    *,
-    samples: int | None = None,
-    **options: Unpack[GenerateOptions],
-) -> list[list[int]]: ...
-@overload
-def generate(
-    model: GPT,
-    prompts: Arrays,
-    *,
-    samples: int | None = None,
-    **options: Unpack[GenerateOptions],
-) -> list[Any]: ...
-def generate(
-    model: GPT,
-    prompts: Prompts,
-    *,
-    length: int,
-    end: int | Sequence[int] | None = None,
-    sampling_params: SamplingParams | None = None,
-    samples: int | None = None,
-    seed: int | Sequence[int] | None = None,
-    beyond: Beyond = "refuse",
-    stop: Stop | None = None,
-    **fields: Unpack[SamplingKeywords],
-) -> list[Any]:
+    model: GPT, prompts: Prompts, *, samples: int | None = None, **options: Unpack[GenerateOptions]
+) -> Any:
     """Continue each prompt by at most `length` new tokens.
 
     Args:
         model: A GPT.
         prompts: One prompt (a flat list of ids, or a tensor (T,)), or several (a list of lists,
             or a tensor (B, T)).
-        length: New tokens at most.
-        end: The id, or ids, that end a sequence; it is not returned.
-        sampling_params: How tokens are chosen.
         samples: Samples of each prompt: sequence r * samples + s is sample s of prompt r.
-        seed: Makes the result reproducible; a list has one seed per row, as of `row_seeds`.
-        beyond: What happens where the context is full; see `stream`.
-        stop: Called with a row and its new ids after each token; True ends the row.
-        **fields: Fields of `SamplingParams` by name instead, such as temperature=0.8, top_k=40.
+        **options: length, end, seed, beyond and stop as for `stream`; sampling_params, or its
+            fields by name, such as temperature=0.8, top_k=40.
 
     Returns:
         The new ids: one list for one prompt without `samples`, else a list of lists.
@@ -120,18 +83,7 @@ def generate(
         4
     """
     rows, single = token_rows(prompts, vocabulary_of(model))
-    tokens = stream(
-        model,
-        rows or prompts,
-        length=length,
-        end=end,
-        sampling_params=sampling_params,
-        samples=samples,
-        seed=seed,
-        beyond=beyond,
-        stop=stop,
-        **fields,
-    )
+    tokens = stream(model, rows or prompts, samples=samples, **options)
     sequences = collect(tokens, len(rows) * (samples or 1))
     return sequences[0] if single and samples is None else sequences
 
@@ -155,10 +107,10 @@ def stream(
         model: A GPT.
         prompts: As for `generate`; one prompt alone is row 0.
         length: New tokens at most.
-        end: The id, or ids, that end a sequence.
+        end: The id, or ids, that end a sequence; it is not returned.
         sampling_params: How tokens are chosen.
         samples: Samples of each prompt, by default 1: row r * samples + s is sample s of prompt r.
-        seed: Makes the result reproducible; the global random state is not touched.
+        seed: Makes the result reproducible; a list has one seed per row, as of `row_seeds`.
         beyond: A sequence that fills the context ends there, and a longer prompt is refused;
             "slide" forgets the beginning whenever the context is full and continues from its
             last half; "extend" continues beyond the context, which learned positions cannot.
@@ -320,8 +272,9 @@ def check_samples(samples: int, rows: int) -> None:
 
 def vocabulary_of(model: GPT) -> int:
     if not isinstance(model, GPT):
+        hint = "; qkv.load opens a path" if isinstance(model, str | Path) else ""
         raise TypeError(
-            f"model: expected a GPT, which continues a prompt, not {type(model).__name__}"
+            f"model: expected a GPT, which continues a prompt, not {type(model).__name__}{hint}"
         )
 
     return model.config.vocabulary
