@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -127,8 +128,12 @@ class UniformNumbers:
     """
 
     def __init__(self, seed: int) -> None:
-        self.generator = np.random.default_rng(seed)
+        self.seed = seed
         self.numbers: list[float] = []
+
+    @cached_property
+    def generator(self) -> np.random.Generator:
+        return np.random.default_rng(self.seed)
 
     def draw(self, count: int) -> Float64[np.ndarray, "L"]:
         """The next numbers."""
