@@ -74,11 +74,10 @@ def token_rows(
 
 def without_padding(rows: list[list[int]], padding_mask: Tensor) -> list[list[int]]:
     """The ids where the mask is True."""
-    width = max(map(len, rows), default=0)
-    if tuple(padding_mask.shape) != (len(rows), width):
-        raise ValueError(
-            f"padding_mask: expected the source's shape, not {tuple(padding_mask.shape)}"
-        )
+    expected = (len(rows), max(map(len, rows), default=0))
+    given = tuple(padding_mask.shape)
+    if given != expected:
+        raise ValueError(f"padding_mask: expected the source's shape, {expected}, not {given}")
 
     unpadded = []
     for row, mask in zip(rows, padding_mask.tolist(), strict=True):

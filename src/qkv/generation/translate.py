@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple, Unpack, overload
+from typing import Any, NamedTuple, Unpack
 
-from jaxtyping import Bool, Int
+from jaxtyping import Bool
 from torch import Tensor
 
-from qkv.data.batches.paired import pad_rows
 from qkv.generation.generate import (
     Translator,
     as_sampling_params,
@@ -20,12 +19,12 @@ from qkv.generation.generate import (
     run_batch,
 )
 from qkv.generation.generation_batch import GenerationBatch
-from qkv.generation.prompts import Arrays, Prompts, texts_of, token_rows
+from qkv.generation.prompts import Prompts, texts_of
 from qkv.generation.sampling import uniforms
 from qkv.generation.sampling_params import SamplingKeywords, SamplingParams
 from qkv.generation.search.beam_search import SearchOptions, beam_search
 from qkv.generation.search.ensemble import Ensemble
-from qkv.generation.search.search_loop import batches, rounded
+from qkv.generation.search.search_loop import batches, encode_sources, prepare, rounded
 from qkv.models import RNN, Transformer
 from qkv.text.tokenizer import Tokenizer
 
@@ -38,58 +37,6 @@ AT_ONCE = 64
 # Ids
 
 
-class TranslateOptions(SamplingKeywords, total=False):
-    """The keyword arguments of `translate`, for its overloads."""
-
-    sampling_params: SamplingParams | None
-    seed: int | Sequence[int] | None
-
-
-@overload
-def translate(
-    model: Translator,
-    source: Sequence[int],
-    *,
-    start: int,
-    end: int,
-    length: int,
-    samples: None = None,
-    **options: Unpack[TranslateOptions],
-) -> list[int]: ...
-@overload
-def translate(
-    model: Translator,
-    source: Sequence[int],
-    *,
-    start: int,
-    end: int,
-    length: int,
-    samples: int,
-    **options: Unpack[TranslateOptions],
-) -> list[list[int]]: ...
-@overload
-def translate(
-    model: Translator,
-    source: Sequence[Sequence[int]],
-    *,
-    start: int,
-    end: int,
-    length: int,
-    samples: int | None = None,
-    **options: Unpack[TranslateOptions],
-) -> list[list[int]]: ...
-@overload
-def translate(
-    model: Translator,
-    source: Arrays,
-    padding_mask: Tensor | None = None,
-    *,
-    start: int,
-    end: int,
-    length: int,
-    samples: int | None = None,
-    **options: Unpack[TranslateOptions],
-) -> list[Any]: ...
 def translate(
     model: Translator,
     source: Prompts,
@@ -129,14 +76,15 @@ def translate(
         >>> len(translate(Transformer(config), [[3, 4]], start=0, end=1, length=2))
         1
     """
-    translator = as_translator(model)
+    if padding_mask is not None and not isinstance(source, Tensor):
+        raise ValueError("padding_mask: it is for tensors; leave it out for lists, which need none")
+
+    translator, sources, single = prepare(as_translator(model), source, padding_mask, start)
     params = as_sampling_params(sampling_params, fields, temperature=0.0)
     check(translator, length, (end,), params)
-    source, padding_mask, single = padded_source(translator, source, padding_mask)
     per_source = 1 if samples is None else samples
-    check_samples(per_source, len(source))
-    check_start(start, translator.config.vocabulary)
-    rows = len(source) * per_source
+    check_samples(per_source, len(sources))
+    rows = len(sources) * per_source
 
     batch = GenerationBatch(
         sequences=[[start] for _ in range(rows)],
@@ -147,7 +95,7 @@ def translate(
         limit=context_limit(translator, "extend"),
         samples=per_source,
     )
-    tokens = run_batch(translator, lambda: translator.start(source, padding_mask), batch)
+    tokens = run_batch(translator, lambda: encode_sources(translator, sources), batch)
     targets = collect(tokens, rows)
     return targets[0] if single and samples is None else targets
 
@@ -162,42 +110,6 @@ def as_translator(model: Any) -> Any:
         )
 
     return model
-
-
-def check_start(start: int, vocabulary: int) -> None:
-    if not 0 <= start < vocabulary:
-        raise ValueError(f"start: expected an id from 0 to {vocabulary - 1}, not {start}")
-
-
-def padded_source(
-    model: Any, source: Prompts, padding_mask: Tensor | None
-) -> tuple[Int[Tensor, "B S"], Bool[Tensor, "B S"] | None, bool]:
-    """Sources as one tensor, its padding mask, and whether a single source was given."""
-    vocabulary = model.config.source_vocabulary or model.config.vocabulary
-    rows, single = token_rows(source, vocabulary, "source")
-    if isinstance(source, Tensor):
-        if padding_mask is not None and padding_mask.shape != source.shape:
-            raise ValueError(
-                f"padding_mask: expected the source's shape, {tuple(source.shape)}, "
-                f"not {tuple(padding_mask.shape)}"
-            )
-
-        if single:
-            source = source.unsqueeze(0)  # (1, S)
-            if padding_mask is not None:
-                padding_mask = padding_mask.unsqueeze(0)
-
-        return source, padding_mask, single
-
-    if padding_mask is not None:
-        raise ValueError("padding_mask: it is for tensors; leave it out for lists, which need none")
-
-    device = next(model.parameters()).device
-    ids, padding_mask = pad_rows(rows, 0)
-    if padding_mask is not None:
-        padding_mask = padding_mask.to(device)
-
-    return ids.to(device), padding_mask, single
 
 
 # Text
@@ -244,7 +156,6 @@ def translate_texts(
 
     members = models if isinstance(models, Sequence) else [models]
     sources = source_ids(members, tokenizer, texts_of(texts)[0])
-    options.setdefault("start", tokenizer.start)
     # A start token that is not part of any text, such as Marian's padding, is never generated.
     options.setdefault("forbidden", tuple({tokenizer.start} - {tokenizer.end}))
 
@@ -272,7 +183,9 @@ def search_sources(
             longest = room_for(models, 2 * size + SIMILAR)
 
         rows = [sources[index] for index in indices]
-        results = beam_search(models, rows, end=tokenizer.end, length=longest, **options)
+        results = beam_search(
+            models, rows, start=tokenizer.start, end=tokenizer.end, length=longest, **options
+        )
         for index, hypotheses in zip(indices, results, strict=True):
             translations = []
             for ids, score, _ in hypotheses:

@@ -114,7 +114,7 @@ def search(
     params = SamplingParams(minimum=rule.minimum, forbidden=tuple(rule.forbidden))
     check(model, length, as_ends(rule.end), params)
     similar = None
-    if isinstance(model, GPT):
+    if start is None:
         similar = 1  # prompts are not padded
         limit = context_limit(model, "refuse")
         if limit is not None:
@@ -126,10 +126,18 @@ def search(
     if len(rows) >= MANY and small_enough(model):
         packing = prepacking()
 
+    device = next(model.parameters()).device
     sentences: dict[int, S] = {}
     with without_dropout(model), packing:
         for indices in batches(rows, batch, similar=similar):
-            state, ids = read_sources(model, [rows[index] for index in indices], start)
+            sources = [rows[index] for index in indices]
+            if start is None:
+                state = model.start()
+                ids = torch.tensor(sources, device=device)
+            else:
+                state = encode_sources(model, sources)
+                ids = torch.full((len(sources), 1), start, device=device)
+
             fits = length if limit is None else min(length, limit - ids.shape[1] + 1)
             begun = {index: begin(index, fits) for index in indices}
             search_batch(model, ids, state, list(begun.values()), fits, rule)
@@ -138,21 +146,14 @@ def search(
     return [sentences[row] for row in range(len(rows))]
 
 
-def read_sources(
-    model: Any, rows: list[list[int]], start: int | None
-) -> tuple[Any, Int[Tensor, "B T"]]:
-    """The state before the first pass and its input: a GPT's prompts, or start ids."""
+def encode_sources(model: Any, sources: list[list[int]]) -> Any:
+    """A translator's state before the first target token."""
     device = next(model.parameters()).device
-    if isinstance(model, GPT):
-        return model.start(), torch.tensor(rows, device=device)
-
-    assert start is not None
-    source, padding_mask = pad_rows(rows, 0)
-    source = source.to(device)
+    ids, padding_mask = pad_rows(sources, 0)
     if padding_mask is not None:
         padding_mask = padding_mask.to(device)
 
-    return model.start(source, padding_mask), source.new_full((len(rows), 1), start)
+    return model.start(ids.to(device), padding_mask)
 
 
 def search_batch(
