@@ -9,9 +9,9 @@ from typing import Any, NamedTuple, NotRequired, TypedDict
 
 from qkv.data.sources.source import Source, open_pairs, open_rows
 from qkv.evaluation.intervals import Score
+from qkv.evaluation.likelihood import Progress
 from qkv.evaluation.question import Question, Row, with_examples
-from qkv.evaluation.task_file import TEXTS, EvaluationTask
-from qkv.models import GPT
+from qkv.evaluation.task_file import KINDS, EvaluationTask
 from qkv.models.model import Model
 from qkv.nn.config import documented
 from qkv.text import Tokenizer
@@ -75,6 +75,55 @@ class Protocol:
                 raise ValueError(f"{name}: expected {least} or more, not {value}")
 
 
+class Evaluation(NamedTuple):
+    """One evaluation: the arguments of `evaluate`, which an evaluator of a kind receives.
+
+    Args:
+        task: The task.
+        subject: The model under test.
+        data: Files, folders, globs or hf:names with the task's data.
+        protocol: Few-shot examples, limits and decoding.
+        progress: Called with the number of finished items and the total.
+
+    Example:
+        >>> Evaluation._fields
+        ('task', 'subject', 'data', 'protocol', 'progress')
+    """
+
+    task: EvaluationTask
+    subject: Subject
+    data: Sequence[str]
+    protocol: Protocol
+    progress: Progress
+
+    def rows(self) -> list[Row]:
+        """The rows of the data, as values by column."""
+        return read_task_rows(self.task, self.data, self.protocol.limit)
+
+    def questions(self, rows: Sequence[Row]) -> list[Question]:
+        """The questions of rows, each after its few-shot examples.
+
+        The examples are taken from the protocol's files, from the task's, or else from the data.
+        """
+        task, _, data, protocol, _ = self
+        files = list(protocol.examples)
+        if not files and task.examples:
+            files = [task.beside(task.examples)]
+
+        files = files or list(data)
+        pool = read_task_rows(task, files) if protocol.shots else []
+
+        return with_examples(
+            task,
+            rows,
+            pool,
+            ", ".join(files),
+            name=", ".join(data),
+            shots=protocol.shots,
+            seed=protocol.seed,
+        )
+
+
 class Measurement(TypedDict):
     """What an evaluator returns: fields of an `EvaluationResult`."""
 
@@ -87,10 +136,10 @@ class Measurement(TypedDict):
 
 def supports_few_shot(task: EvaluationTask, model: Model) -> bool:
     """True if few-shot examples can precede the questions of this task."""
-    if task.kind in TEXTS:
+    if KINDS[task.kind].running_text:
         return False
 
-    return task.kind != "translation" or isinstance(model, GPT)
+    return task.kind != "translation" or model.predicts == "next"
 
 
 def read_task_rows(
@@ -112,31 +161,6 @@ def read_task_rows(
 
 def read_first(source: Source[Any], limit: int | None) -> list[Any]:
     return list(islice(source, limit))
-
-
-def few_shot_questions(
-    task: EvaluationTask, rows: Sequence[Row], data: Sequence[str], protocol: Protocol
-) -> list[Question]:
-    """The questions of rows, each after its few-shot examples.
-
-    The examples are taken from the protocol's files, from the task's, or else from the data.
-    """
-    files = list(protocol.examples)
-    if not files and task.examples:
-        files = [task.beside(task.examples)]
-
-    files = files or list(data)
-    pool = read_task_rows(task, files) if protocol.shots else []
-
-    return with_examples(
-        task,
-        rows,
-        pool,
-        ", ".join(files),
-        name=", ".join(data),
-        shots=protocol.shots,
-        seed=protocol.seed,
-    )
 
 
 # Notes
