@@ -7,6 +7,7 @@ character and per byte can be compared across tokenizers.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
@@ -84,11 +85,8 @@ class TextWindows:
     requests: list[Request] = field(default_factory=list)
     ids: list[int] = field(default_factory=list)
     """Ids of the current document."""
-    tokens: int = 0
-    characters: int = 0
-    bytes: int = 0
-    documents: int = 0
-    unknown: int = 0
+    counts: Counter[str] = field(default_factory=Counter)
+    """Tokens, characters, bytes, documents and unknown tokens of the text."""
 
     @property
     def full(self) -> bool:
@@ -106,35 +104,28 @@ class TextWindows:
                 ends = True
 
         self.ids += ids
-        self.characters += len(text)
-        self.bytes += len(text.encode())
+        self.counts.update(characters=len(text), bytes=len(text.encode()))
         if ends:
             self.end_document()
 
     def end_document(self) -> None:
         self.requests += windows([self.start, *self.ids], self.window, self.stride)
-        self.tokens += len(self.ids)
-        self.documents += 1
-        self.unknown += count_unknown(self.tokenizer, self.ids)
+        unknown = count_unknown(self.tokenizer, self.ids)
+        self.counts.update(tokens=len(self.ids), documents=1, unknown=unknown)
         self.ids = []
 
     def summarise(self, results: Sequence[Likelihood], seed: int) -> Perplexity:
         """The scores of the windows' likelihoods, with the counts of the text."""
         score, scored = token_perplexity(results, seed)
 
+        by_character = bits_per(score, "bits per character", scored, self.counts["characters"])
+        by_byte = bits_per(score, "bits per byte", scored, self.counts["bytes"])
+
         return Perplexity(
-            scores=(
-                score,
-                bits_per(score, "bits per character", scored, self.characters),
-                bits_per(score, "bits per byte", scored, self.bytes),
-            ),
-            tokens=self.tokens,
+            scores=(score, by_character, by_byte),
             scored=scored,
-            characters=self.characters,
-            bytes=self.bytes,
-            documents=self.documents,
             windows=len(self.requests),
-            unknown=self.unknown,
+            **self.counts,
         )
 
 
@@ -257,12 +248,9 @@ def bits_per(perplexity: intervals.Score, name: str, tokens: int, count: int) ->
     def bits(value: float | None) -> float | None:
         return None if value is None else math.log2(value) * tokens / count
 
+    value = math.log2(perplexity.value) * tokens / count
     return replace(
-        perplexity,
-        name=name,
-        value=math.log2(perplexity.value) * tokens / count,
-        low=bits(perplexity.low),
-        high=bits(perplexity.high),
+        perplexity, name=name, value=value, low=bits(perplexity.low), high=bits(perplexity.high)
     )
 
 
