@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Any, Generic, Literal, NamedTuple, TypeVar
 
 import torch
 import tyro
@@ -16,6 +16,7 @@ from qkv.models.model import Model
 from qkv.text import Tokenizer
 from qkv.training.systems.distributed import device_named
 
+M = TypeVar("M", bound=Model)
 Precision = Literal["float32", "bf16"]
 ModelName = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
 PURPOSE: dict[type[Model], str] = {
@@ -40,22 +41,26 @@ class Machine:
     """On a CPU: weights of eight bits, which reads a quarter of the memory per token."""
 
 
-class Opened(NamedTuple):
+DEFAULT_MACHINE = Machine()
+
+
+class Opened(NamedTuple, Generic[M]):
     """A model on its device, and its tokenizer."""
 
-    model: Model
+    model: M
     tokenizer: Tokenizer
 
 
-def open_model(name: str, machine: Machine, *families: type[Model]) -> Opened:
+def open_model(name: str, machine: Machine, *families: type[M]) -> Opened[M]:
     """Load a model of one of these families with its tokenizer, with a status line meanwhile."""
     with Console(stderr=True).status(Text(f"reading {name} ...")):
         return load_on_device(name, machine, *families)
 
 
-def load_on_device(name: str, machine: Machine, *families: type[Model]) -> Opened:
+def load_on_device(name: str, machine: Machine, *families: type[M]) -> Opened[M]:
     """Load a model onto its device without a status line; without `families` any family passes."""
     device = device_of(machine)
+    model: Any
     model, tokenizer = artifact.load(name)
     check_family(name, model, families)
 
@@ -87,8 +92,8 @@ def check_family(name: str, model: Model, families: tuple[type[Model], ...]) -> 
 
 def dtype_of(machine: Machine, model: Model, device: torch.device) -> torch.dtype:
     """bf16 if the user chooses it, and by default for a GPT on a GPU."""
-    by_default = device.type == "cuda" and isinstance(model, GPT) and machine.precision is None
-    if by_default or machine.precision == "bf16":
+    on_gpu = device.type == "cuda" and model.predicts == "next"
+    if machine.precision == "bf16" or (on_gpu and machine.precision is None):
         return torch.bfloat16
 
     return torch.float32

@@ -5,10 +5,14 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass, field
 
-import tyro
-
-from qkv.command_line.model_opening import Machine, ModelName, open_model
-from qkv.command_line.user_input import check_length, errors_as_notes, note, typed_lines
+from qkv.command_line.model_opening import DEFAULT_MACHINE, Machine, ModelName, open_model
+from qkv.command_line.user_input import (
+    SamplingFlags,
+    check_length,
+    errors_as_notes,
+    note,
+    typed_lines,
+)
 from qkv.generation.generate import context_limit
 from qkv.generation.sampling_params import SamplingParams
 from qkv.generation.text import stream_text
@@ -20,67 +24,56 @@ from qkv.text.printable import printable
 CUT_OFF = {"length": "--length is reached", "context": "the context is full"}
 
 
-def run(
-    model: ModelName,
-    system: str | None = None,
-    length: int = 500,
-    temperature: float = 0.7,
-    top_k: int | None = None,
-    top_p: float | None = 0.95,
-    min_p: float | None = None,
-    repetition: float = 1.0,
-    seed: int | None = None,
-    machine: tyro.conf.OmitArgPrefixes[Machine] = Machine(),  # noqa: B008 - tyro reads the defaults
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class Chat(SamplingFlags):
     """Chat with a model, line by line.
 
     /again starts a new conversation, /quit or the end of the input ends it, and Ctrl-C interrupts
     the model.
-
-    Args:
-        model: A folder of transformers, a GGUF file, a run's folder, or smollm2; its tokenizer has
-            a chat template.
-        system: The system prompt.
-        length: Maximum number of tokens in an answer.
-        temperature: Above 1 more random, below 1 less; 0 always takes the most probable token.
-        top_k: Sample from the k most probable tokens.
-        top_p: Sample from the fewest tokens whose probabilities sum to this; 1 for all.
-        min_p: Leave out tokens less probable than this times the most probable one.
-        repetition: Above 1, tokens already in the text become less probable.
-        seed: The same seed gives the same answers again.
-        machine: Device and precision.
     """
-    params = SamplingParams(
-        temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, repetition=repetition
-    )
-    check_length(length)
-    opened = open_model(model, machine, GPT)
-    assert isinstance(opened.model, GPT)
 
-    # A missing chat template is reported before the first line is read.
-    ends = end_of_turn_ids(opened.tokenizer)
-    prompt = []
-    if system is not None:
-        prompt.append(Message(role="system", content=system))
+    model: ModelName
+    """A folder of transformers, a GGUF file, a run's folder, or smollm2; its tokenizer has a chat
+    template."""
+    system: str | None = None
+    """The system prompt."""
+    length: int = 500
+    """Maximum number of tokens in an answer."""
+    temperature: float = 0.7
+    seed: int | None = None
+    """The same seed gives the same answers again."""
+    machine: Machine = DEFAULT_MACHINE
+    """Device and precision."""
 
-    session = ChatSession(opened.model, opened.tokenizer, prompt, length, params, ends, seed)
-    empty = True
+    def run(self) -> None:
+        params = self.sampling_params()
+        check_length(self.length)
+        model, tokenizer = open_model(self.model, self.machine, GPT)
 
-    for line in typed_lines():
-        if line == "/quit":
-            break
+        # A missing chat template is reported before the first line is read.
+        ends = end_of_turn_ids(tokenizer)
+        prompt = []
+        if self.system is not None:
+            prompt.append(Message(role="system", content=self.system))
 
-        if line == "/again":
-            session.restart()
-            note("a new conversation begins")
-            continue
+        session = ChatSession(model, tokenizer, prompt, self.length, params, ends, self.seed)
+        empty = True
 
-        empty = False
-        with errors_as_notes():
-            session.answer(line)
+        for line in typed_lines():
+            if line == "/quit":
+                break
 
-    if empty and not sys.stdin.isatty():
-        raise ValueError("standard input: it is empty; expected messages, one a line")
+            if line == "/again":
+                session.restart()
+                note("a new conversation begins")
+                continue
+
+            empty = False
+            with errors_as_notes():
+                session.answer(line)
+
+        if empty and not sys.stdin.isatty():
+            raise ValueError("standard input: it is empty; expected messages, one a line")
 
 
 @dataclass

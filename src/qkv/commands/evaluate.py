@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import tyro
 from rich.console import Console
 
-from qkv.command_line.model_opening import Machine
+from qkv.command_line.model_opening import DEFAULT_MACHINE, Machine
 from qkv.command_line.output_checks import check_writable
 from qkv.command_line.subjects import data_checksums, model_titles, open_subject, run_task
 from qkv.data.sources.files import find_files
@@ -30,22 +30,8 @@ TaskData = tuple[EvaluationTask, list[str]]
 """A task and its data files; none for a task with embedded data."""
 
 
-def run(
-    models: tyro.conf.Positional[tuple[str, ...]] = (),
-    task: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = (),
-    data: tuple[str, ...] = (),
-    shots: tuple[int, ...] = (0,),
-    seed: int = 0,
-    limit: int | None = None,
-    examples: tuple[str, ...] = (),
-    window: int | None = None,
-    stride: int | None = None,
-    beams: int = 4,
-    hypotheses: Path | None = None,
-    out: Path | None = None,
-    plot: Path | None = None,
-    machine: tyro.conf.OmitArgPrefixes[Machine] = Machine(),  # noqa: B008 - tyro reads the defaults
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class Evaluate:
     """Score one or several models on one or several tasks, with a confidence interval per score.
 
     qkv evaluate smollm2 --task agreement --task last-word
@@ -62,58 +48,74 @@ def run(
     qkv evaluate runs/translator --task translation --data test.en test.de
 
     qkv evaluate --task translation --hypotheses output.de --data test.de
-
-    Args:
-        models: Folders of runs or of transformers, GGUF files, or smollm2.
-        task: lambada, hellaswag, cbt, blimp, sst-2, rte, translation, perplexity, masked-words;
-            agreement, last-word and french have small embedded data; or a task file (.toml).
-            NAME=FILE gives the task its data.
-        data: The data of the task without =FILE; with several such tasks, one file each, in order.
-        shots: Solved examples before each question (few-shot); several numbers give several
-            scores.
-        seed: Seed of the choice of examples and of the bootstrap intervals.
-        limit: Use only the first N items of each task: rows of a table, sentence pairs, windows of
-            a text (perplexity; see --window and --stride), or chunks as long as the context
-            (masked words).
-        examples: A file to choose the examples from (default: the other rows of the data).
-        window: Perplexity: tokens read at once (default: the context, at most 1,024).
-        stride: Perplexity: tokens scored in each window, the others are context (default: half of
-            the window).
-        beams: Translation: beam width.
-        hypotheses: Existing translations, one a line, to be scored without a model.
-        out: Write all results, and what is needed to repeat them, to this JSON file.
-        plot: Draw the scores to this .png, .svg or .pdf file.
-        machine: Device and precision.
     """
-    tasks = tasks_with_data(task, data)
-    protocol = Protocol(
-        seed=seed, limit=limit, examples=examples, window=window, stride=stride, beams=beams
-    )
-    protocols = [replace(protocol, shots=number) for number in dict.fromkeys(shots)]
-    if not protocols:
-        raise ValueError("shots: expected one number or more")
 
-    check_writable("out", out)
-    check_writable("plot", plot)
-    if plot is not None:
-        check_ending(plot)
+    models: tyro.conf.Positional[tuple[str, ...]] = ()
+    """Folders of runs or of transformers, GGUF files, or smollm2."""
+    task: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
+    """lambada, hellaswag, cbt, blimp, sst-2, rte, translation, perplexity, masked-words; agreement,
+    last-word and french have small embedded data; or a task file (.toml). NAME=FILE gives the task
+    its data."""
+    data: tuple[str, ...] = ()
+    """The data of the task without =FILE; with several such tasks, one file each, in order."""
+    shots: tuple[int, ...] = (0,)
+    """Solved examples before each question (few-shot); several numbers give several scores."""
+    seed: int = 0
+    """Seed of the choice of examples and of the bootstrap intervals."""
+    limit: int | None = None
+    """Use only the first N items of each task: rows of a table, sentence pairs, windows of a text
+    (perplexity; see --window and --stride), or chunks as long as the context (masked words)."""
+    examples: tuple[str, ...] = ()
+    """A file to choose the examples from (default: the other rows of the data)."""
+    window: int | None = None
+    """Perplexity: tokens read at once (default: the context, at most 1,024)."""
+    stride: int | None = None
+    """Perplexity: tokens scored in each window, the others are context (default: half of the
+    window)."""
+    beams: int = 4
+    """Translation: beam width."""
+    hypotheses: Path | None = None
+    """Existing translations, one a line, to be scored without a model."""
+    out: Path | None = None
+    """Write all results, and what is needed to repeat them, to this JSON file."""
+    plot: Path | None = None
+    """Draw the scores to this .png, .svg or .pdf file."""
+    machine: Machine = DEFAULT_MACHINE
+    """Device and precision."""
 
-    options = asdict(protocol) | {"shots": list(dict.fromkeys(shots))} | asdict(machine)
-    results = EvaluationResults(tasks, options)
+    def run(self) -> None:
+        tasks = tasks_with_data(self.task, self.data)
+        names = ("seed", "limit", "examples", "window", "stride", "beams")
+        protocol = Protocol(**{name: getattr(self, name) for name in names})
+        shots = list(dict.fromkeys(self.shots))
+        protocols = [replace(protocol, shots=number) for number in shots]
+        if not protocols:
+            raise ValueError("shots: expected one number or more")
 
-    try:
-        if hypotheses is not None:
-            results.results.append(score_hypotheses(tasks, hypotheses, models, protocols))
-        elif not models:
-            raise ValueError("models: expected one model or more, such as runs/mine or smollm2")
+        check_writable("out", self.out)
+        check_writable("plot", self.plot)
+        if self.plot is not None:
+            check_ending(self.plot)
 
-        evaluate_models(results, list(dict.fromkeys(models)), protocols, machine)
-    except BaseException as error:
-        results.failure = str(error) or type(error).__name__
-        raise
-    finally:
-        if results.results:  # results so far are kept if a later one fails
-            show_results(results, out, plot)
+        results = EvaluationResults(
+            tasks, asdict(protocol) | {"shots": shots} | asdict(self.machine)
+        )
+
+        try:
+            if self.hypotheses is not None:
+                results.results.append(
+                    score_hypotheses(tasks, self.hypotheses, self.models, protocols)
+                )
+            elif not self.models:
+                raise ValueError("models: expected one model or more, such as runs/mine or smollm2")
+
+            evaluate_models(results, list(dict.fromkeys(self.models)), protocols, self.machine)
+        except BaseException as error:
+            results.failure = str(error) or type(error).__name__
+            raise
+        finally:
+            if results.results:  # results so far are kept if a later one fails
+                show_results(results, self.out, self.plot)
 
 
 @dataclass
