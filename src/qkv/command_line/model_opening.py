@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Generic, Literal, NamedTuple, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
 import tyro
@@ -16,7 +16,6 @@ from qkv.models.model import Model
 from qkv.text import Tokenizer
 from qkv.training.systems.distributed import device_named
 
-M = TypeVar("M", bound=Model)
 Precision = Literal["float32", "bf16"]
 ModelName = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
 PURPOSE: dict[type[Model], str] = {
@@ -44,23 +43,23 @@ class Machine:
 DEFAULT_MACHINE = Machine()
 
 
-class Opened(NamedTuple, Generic[M]):
+class Opened(NamedTuple):
     """A model on its device, and its tokenizer."""
 
-    model: M
+    model: Any
+    """A model of one of the families that were asked for."""
     tokenizer: Tokenizer
 
 
-def open_model(name: str, machine: Machine, *families: type[M]) -> Opened[M]:
+def open_model(name: str, machine: Machine, *families: type[Model]) -> Opened:
     """Load a model of one of these families with its tokenizer, with a status line meanwhile."""
     with Console(stderr=True).status(Text(f"reading {name} ...")):
         return load_on_device(name, machine, *families)
 
 
-def load_on_device(name: str, machine: Machine, *families: type[M]) -> Opened[M]:
+def load_on_device(name: str, machine: Machine, *families: type[Model]) -> Opened:
     """Load a model onto its device without a status line; without `families` any family passes."""
     device = device_of(machine)
-    model: Any
     model, tokenizer = artifact.load(name)
     check_family(name, model, families)
 

@@ -113,7 +113,6 @@ def run(
     """Answer the texts, files, pipe or typed lines of either command."""
     check_flags(texts, pair, inputs)
     model, tokenizer = open_model(name, machine, TaskModel)
-    assert isinstance(model, TaskModel)
     task = model.config.head.task
     check_task(command, name, task, pair)
     writer = AnswerWriter(model, tokenizer, inputs)

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, Unpack
+from typing import Any, Unpack
 
 import torch
 from jaxtyping import Float
@@ -23,7 +24,8 @@ from qkv.generation.sampling import uniforms
 from qkv.generation.sampling_params import SamplingKeywords, SamplingParams
 from qkv.generation.search.ensemble import Ensemble
 from qkv.generation.stop import as_ends
-from qkv.models import GPT, RNN, Transformer
+from qkv.models import GPT
+from qkv.models.model import Model
 
 __all__ = [
     "Beyond",
@@ -35,7 +37,7 @@ __all__ = [
     "without_dropout",
 ]
 
-Translator = Transformer | RNN | Sequence[Transformer | RNN]
+Translator = Model | Sequence[Model]
 Stop = Callable[[int, list[int]], bool]
 """Called with a row and its new ids after each token; True ends the row."""
 MOST_ROWS = 65536
@@ -141,26 +143,26 @@ def stream(
         rows = [within(row, limit, length, beyond) for row in rows]
 
     numbers = on_device(model, uniforms(seed, len(rows) * samples, length))
-    shared = SharedSettings(params, ends, limit, beyond == "slide", stop, samples)
-    return run_groups(model, rows, numbers, shared)
-
-
-class SharedSettings(NamedTuple):
-    """What all rows of a call to `stream` have in common."""
-
-    sampling_params: SamplingParams
-    ends: tuple[int, ...]
-    limit: int | None
-    slides: bool
-    stop: Stop | None
-    samples: int
+    make_batch = partial(
+        GenerationBatch,
+        sampling_params=params,
+        ends=ends,
+        limit=limit,
+        slides=beyond == "slide",
+        stop=stop,
+        samples=samples,
+    )
+    return run_groups(model, rows, numbers, samples, make_batch)
 
 
 def run_groups(
-    model: GPT, rows: list[list[int]], numbers: Float[Tensor, "B L"], shared: SharedSettings
+    model: GPT,
+    rows: list[list[int]],
+    numbers: Float[Tensor, "B L"],
+    samples: int,
+    make_batch: Callable[..., GenerationBatch],
 ) -> Iterator[GeneratedToken]:
     """Generate the rows, one group after the other."""
-    samples = shared.samples
     for group in groups(model, rows):
         sequences = []
         sample_rows = []
@@ -169,12 +171,7 @@ def run_groups(
                 sequences.append(list(rows[row]))
                 sample_rows.append(row * samples + sample)
 
-        batch = GenerationBatch(
-            sequences=sequences,
-            rows=sample_rows,
-            uniforms=numbers[sample_rows],
-            **shared._asdict(),
-        )
+        batch = make_batch(sequences=sequences, rows=sample_rows, uniforms=numbers[sample_rows])
         yield from run_batch(model, model.start, batch)
 
 
@@ -290,13 +287,13 @@ def context_limit(model: Any, beyond: Beyond) -> int | None:
         return min((limit for limit in limits if limit is not None), default=None)
 
     config = model.config
-    if isinstance(model, RNN) or (isinstance(model, GPT) and config.memory):
+    if not model.uses_kv_cache:
         return None
     if beyond != "extend":
         return config.context
     if config.position != "learned":
         return None
-    if isinstance(model, GPT):
+    if not model.has_source:
         raise ValueError("beyond: learned positions end with the context; expected refuse or slide")
 
     return config.context

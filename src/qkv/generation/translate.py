@@ -23,9 +23,8 @@ from qkv.generation.prompts import Prompts, texts_of
 from qkv.generation.sampling import uniforms
 from qkv.generation.sampling_params import SamplingKeywords, SamplingParams
 from qkv.generation.search.beam_search import SearchOptions, beam_search
-from qkv.generation.search.ensemble import Ensemble
 from qkv.generation.search.search_loop import batches, encode_sources, prepare, rounded
-from qkv.models import RNN, Transformer
+from qkv.models.model import Model
 from qkv.text.tokenizer import Tokenizer
 
 SIMILAR = 16
@@ -79,7 +78,12 @@ def translate(
     if padding_mask is not None and not isinstance(source, Tensor):
         raise ValueError("padding_mask: it is for tensors; leave it out for lists, which need none")
 
-    translator, sources, single = prepare(as_translator(model), source, padding_mask, start)
+    if not isinstance(model, Sequence) and not getattr(model, "has_source", False):
+        raise TypeError(
+            f"model: expected a Transformer or an RNN, which translate, not {type(model).__name__}"
+        )
+
+    translator, sources, single = prepare(model, source, padding_mask, start)
     params = as_sampling_params(sampling_params, fields, temperature=0.0)
     check(translator, length, (end,), params)
     per_source = 1 if samples is None else samples
@@ -98,18 +102,6 @@ def translate(
     tokens = run_batch(translator, lambda: encode_sources(translator, sources), batch)
     targets = collect(tokens, rows)
     return targets[0] if single and samples is None else targets
-
-
-def as_translator(model: Any) -> Any:
-    """One model, or several as an ensemble."""
-    if isinstance(model, Sequence):
-        return Ensemble(model)
-    if not isinstance(model, Transformer | RNN | Ensemble):
-        raise TypeError(
-            f"model: expected a Transformer or an RNN, which translate, not {type(model).__name__}"
-        )
-
-    return model
 
 
 # Text
@@ -163,7 +155,7 @@ def translate_texts(
 
 
 def search_sources(
-    models: Sequence[Transformer | RNN],
+    models: Sequence[Model],
     tokenizer: Tokenizer,
     sources: list[list[int]],
     length: int | None,
@@ -195,7 +187,7 @@ def search_sources(
 
 
 def source_ids(
-    models: Sequence[Transformer | RNN], tokenizer: Tokenizer, texts: Sequence[str]
+    models: Sequence[Model], tokenizer: Tokenizer, texts: Sequence[str]
 ) -> list[list[int]]:
     """The ids of each source and the end id; an empty list for an empty text."""
     assert tokenizer.end is not None
@@ -213,10 +205,10 @@ def source_ids(
     return sources
 
 
-def room_for(models: Sequence[Transformer | RNN], tokens: int) -> int:
+def room_for(models: Sequence[Model], tokens: int) -> int:
     """This many tokens, or the context of the models if it is less; an RNN has no limit."""
     for model in models:
-        if isinstance(model, Transformer):
+        if model.uses_kv_cache:
             tokens = min(tokens, model.config.context)
 
     return tokens

@@ -22,7 +22,6 @@ from qkv.generation.sampling_params import SamplingParams
 from qkv.generation.search.beams import SequenceRule
 from qkv.generation.search.ensemble import Ensemble
 from qkv.generation.stop import as_ends
-from qkv.models import GPT, RNN, Transformer
 from qkv.nn.linear.onednn import prepacking, small_enough
 
 MANY = 4  # sentences for which it pays to pack the weights
@@ -45,13 +44,14 @@ def prepare(
     if isinstance(model, Ensemble) and len(model.models) == 1:
         model = model.models[0]  # the logarithm of its probabilities would be taken twice
 
-    if isinstance(model, GPT):
-        if start is not None or padding_mask is not None:
-            raise ValueError("start: a GPT continues its prompt; leave out start and padding_mask")
-    elif not isinstance(model, Transformer | RNN | Ensemble):
+    if getattr(model, "predicts", None) not in ("next", "target"):
         raise TypeError(
             f"model: expected a Transformer, an RNN or a GPT, not {type(model).__name__}"
         )
+
+    if not model.has_source:
+        if start is not None or padding_mask is not None:
+            raise ValueError("start: a GPT continues its prompt; leave out start and padding_mask")
     elif start is None or not 0 <= start < model.config.vocabulary:
         last = model.config.vocabulary - 1
         raise ValueError(f"start: expected an id from 0 to {last}, not {start}")
