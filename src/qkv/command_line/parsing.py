@@ -176,9 +176,7 @@ def our_usage_errors(target: Callable[..., Any], arguments: Sequence[str]) -> It
         yield
         return
 
-    names: list[str] = []
-    for flag in flags_of(target):
-        names += flag.names
+    names = [name for flag in flags_of(target) for name in flag.names]
 
     def refuse(event: Any) -> None:
         raise UsageError(usage_sentence(event, arguments, names))
@@ -196,18 +194,11 @@ def naming_flags(*targets: Callable[..., Any]) -> Iterator[None]:
         raise
     except ValueError as error:
         prefix = re.match(r"(\w+):", str(error))
-        if prefix and prefix[1] in field_names(targets):
+        fields = {flag.field for target in targets for flag in flags_of(target)}
+        if prefix and prefix[1] in fields:
             raise UsageError(str(error)) from error
 
         raise
-
-
-def field_names(targets: Sequence[Callable[..., Any]]) -> set[str]:
-    names: set[str] = set()
-    for target in targets:
-        names.update(flag.field for flag in flags_of(target))
-
-    return names
 
 
 def first_sentence(errors: str, prog: str) -> str:

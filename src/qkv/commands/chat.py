@@ -52,11 +52,7 @@ class Chat(SamplingFlags):
 
         # A missing chat template is reported before the first line is read.
         ends = end_of_turn_ids(tokenizer)
-        prompt = []
-        if self.system is not None:
-            prompt.append(Message(role="system", content=self.system))
-
-        session = ChatSession(model, tokenizer, prompt, self.length, params, ends, self.seed)
+        session = ChatSession(self, model, tokenizer, params, ends)
         empty = True
 
         for line in typed_lines():
@@ -80,17 +76,19 @@ class Chat(SamplingFlags):
 class ChatSession:
     """The messages of a chat, and how the model continues them."""
 
+    flags: Chat
     model: GPT
     tokenizer: Tokenizer
-    system: list[Message]
-    """The system message, if there is one; it is never dropped."""
-    length: int
     params: SamplingParams
     ends: list[int]
-    seed: int | None
+    system: list[Message] = field(default_factory=list)
+    """The system message, if there is one; it is never dropped."""
     messages: list[Message] = field(init=False)
 
     def __post_init__(self) -> None:
+        if self.flags.system is not None:
+            self.system.append(Message(role="system", content=self.flags.system))
+
         self.restart()
 
     def restart(self) -> None:
@@ -114,7 +112,7 @@ class ChatSession:
     def without_oldest(self, messages: list[Message]) -> list[Message]:
         """Drop the oldest messages, with a note, until there is room for an answer."""
         context = self.model.config.context
-        most = max(context - self.length, context // 2)
+        most = max(context - self.flags.length, context // 2)
         fixed = len(self.system)
         recent = messages
 
@@ -137,10 +135,10 @@ class ChatSession:
             self.model,
             self.tokenizer,
             [ids],
-            length=self.length,
+            length=self.flags.length,
             sampling_params=self.params,
             end=self.ends,
-            seed=self.seed,
+            seed=self.flags.seed,
         )
 
         try:

@@ -8,8 +8,8 @@ if TYPE_CHECKING:
     from qkv.evaluation.evaluators import add_kind
     from qkv.evaluation.intervals import Score
     from qkv.evaluation.perplexity import Perplexity, text_perplexity, translation_perplexity
-    from qkv.evaluation.protocol import Evaluation, Protocol, Subject
-    from qkv.evaluation.task_file import EvaluationTask, TaskKind, read_task
+    from qkv.evaluation.protocol import Protocol, Subject
+    from qkv.evaluation.task_file import EvaluationTask, read_task
 else:
     from qkv.lazy_imports import attach
 
@@ -25,20 +25,18 @@ else:
                 "text_perplexity",
                 "translation_perplexity",
             ),
-            "qkv.evaluation.protocol": ("Evaluation", "Protocol", "Subject"),
-            "qkv.evaluation.task_file": ("EvaluationTask", "TaskKind", "read_task"),
+            "qkv.evaluation.protocol": ("Protocol", "Subject"),
+            "qkv.evaluation.task_file": ("EvaluationTask", "read_task"),
         },
     )
 
 __all__ = [
-    "Evaluation",
     "EvaluationResult",
     "EvaluationTask",
     "Perplexity",
     "Protocol",
     "Score",
     "Subject",
-    "TaskKind",
     "TranslationScores",
     "add_kind",
     "bleu",

@@ -18,7 +18,6 @@ from qkv.evaluation.likelihood import (
     truncate_requests,
 )
 from qkv.evaluation.perplexity import (
-    Perplexity,
     text_perplexity,
     translation_perplexity,
     window_and_stride,
@@ -189,9 +188,9 @@ def evaluate_lines(evaluation: Evaluation) -> Measurement:
     rows = evaluation.rows()
     questions = evaluation.questions(rows)
     lines = list(generate_lines(evaluation, questions))
-    correct = [
-        is_accepted(line, question.choices) for line, question in zip(lines, questions, strict=True)
-    ]
+    correct = []
+    for line, question in zip(lines, questions, strict=True):
+        correct.append(line.casefold() in map(str.casefold, question.choices))
 
     return {
         "rows": len(rows),
@@ -202,10 +201,6 @@ def evaluate_lines(evaluation: Evaluation) -> Measurement:
         ),
         "facts": {"lines": lines},
     }
-
-
-def is_accepted(line: str, accepted: Sequence[str]) -> bool:
-    return line.casefold() in map(str.casefold, accepted)
 
 
 def generate_lines(evaluation: Evaluation, questions: Sequence[Question]) -> Iterator[str]:
@@ -241,6 +236,7 @@ def evaluate_perplexity(evaluation: Evaluation) -> Measurement:
             "score its predictions of masked words: --task masked-words"
         )
 
+    counts = ("tokens", "scored", "characters", "bytes", "unknown")
     facts: dict[str, Any] = {}
     if model.predicts == "next":
         window, stride = window_and_stride(model, protocol.window, protocol.stride)
@@ -269,13 +265,8 @@ def evaluate_perplexity(evaluation: Evaluation) -> Measurement:
             f"{result.tokens:,} tokens, {result.scored:,} scored",
             *unknown_note(tokenizer, result.unknown, result.tokens),
         ),
-        "facts": facts | perplexity_counts(result),
+        "facts": facts | {name: getattr(result, name) for name in counts},
     }
-
-
-def perplexity_counts(result: Perplexity) -> dict[str, int]:
-    names = ("tokens", "scored", "characters", "bytes", "unknown")
-    return {name: getattr(result, name) for name in names}
 
 
 # Masked words
@@ -384,13 +375,22 @@ EVALUATORS: dict[str, Evaluator] = {
 """The evaluators of kinds; every kind not listed compares log-likelihoods."""
 
 
-def add_kind(name: str, kind: TaskKind, evaluator: Evaluator) -> None:
+def add_kind(
+    name: str,
+    evaluator: Evaluator,
+    *,
+    required: tuple[str, ...] = ("template",),
+    metrics: tuple[str, ...] = ("accuracy",),
+    running_text: bool = False,
+) -> None:
     """Add a kind of task, for task files with `kind = "name"`.
 
     Args:
         name: The name of the kind.
-        kind: The fields it needs and the scores it reports.
-        evaluator: Called with the evaluation; returns its rows, scores, notes and facts.
+        evaluator: Called with an `Evaluation`; returns its rows, scores, notes and facts.
+        required: Fields that its task files must have.
+        metrics: Names of its scores.
+        running_text: It scores running text instead of the rows of a table.
 
     Example:
         >>> from qkv.evaluation.intervals import accuracy
@@ -398,7 +398,7 @@ def add_kind(name: str, kind: TaskKind, evaluator: Evaluator) -> None:
         ...     rows = evaluation.rows()
         ...     scores = (accuracy([len(row["text"]) > 9 for row in rows]),)
         ...     return {"rows": len(rows), "scores": scores, "notes": (), "facts": {}}
-        >>> add_kind("long rows", TaskKind(("template",), ("accuracy",)), long_rows)
+        >>> add_kind("long rows", long_rows)
     """
-    KINDS[name] = kind
+    KINDS[name] = TaskKind(required, metrics, running_text)
     EVALUATORS[name] = evaluator

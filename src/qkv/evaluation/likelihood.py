@@ -125,7 +125,9 @@ def likelihoods(
     results: dict[Request, Likelihood] = {}
     distinct = len(set(requests))
 
-    packing = prepacking() if worth_prepacking(model, batches) else nullcontext()
+    # Prepacking copies the weights, which pays if they are used often and are small.
+    many = len(batches) >= 16
+    packing = prepacking() if many and small_enough(model) else nullcontext()
     with without_dropout(model), packing:
         for batch_results in run_batches(
             lambda batch: score_batch(model, batch, device), batches, device
@@ -139,11 +141,6 @@ def likelihoods(
 def tokens_per_pass(device: torch.device) -> int:
     """The number of tokens that one forward pass on a device should have."""
     return TOKENS_ON_GPU if device.type == "cuda" else TOKENS
-
-
-def worth_prepacking(model: GPT, batches: Sequence[list[Row]]) -> bool:
-    """True if the weights are used often enough, and are small enough, to prepack a copy."""
-    return len(batches) >= 16 and small_enough(model)
 
 
 def run_batches(

@@ -76,19 +76,7 @@ class Protocol:
 
 
 class Evaluation(NamedTuple):
-    """One evaluation: the arguments of `evaluate`, which an evaluator of a kind receives.
-
-    Args:
-        task: The task.
-        subject: The model under test.
-        data: Files, folders, globs or hf:names with the task's data.
-        protocol: Few-shot examples, limits and decoding.
-        progress: Called with the number of finished items and the total.
-
-    Example:
-        >>> Evaluation._fields
-        ('task', 'subject', 'data', 'protocol', 'progress')
-    """
+    """One evaluation: the arguments of `evaluate`, which an evaluator of a kind receives."""
 
     task: EvaluationTask
     subject: Subject

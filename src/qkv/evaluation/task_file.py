@@ -25,21 +25,14 @@ Normalise = Literal["none", "characters", "bytes", "tokens"]
 
 
 class TaskKind(NamedTuple):
-    """What a kind of task needs, and what it reports.
-
-    Args:
-        required: Fields that its task files must have.
-        metrics: Names of its scores.
-        running_text: It scores running text instead of the rows of a table.
-
-    Example:
-        >>> TaskKind(required=("template", "answer"), metrics=("accuracy",)).running_text
-        False
-    """
+    """What a kind of task needs, and what it reports."""
 
     required: tuple[str, ...]
+    """Fields that its task files must have."""
     metrics: tuple[str, ...]
+    """Names of its scores."""
     running_text: bool = False
+    """It scores running text instead of the rows of a table."""
 
 
 KINDS: dict[str, TaskKind] = {

@@ -75,9 +75,10 @@ def stream_text(
         filters[row].add_token(ids[-1])
         return filters[row].stopped
 
+    rows, _ = text_rows(prompts)
     tokens = stream(
         model,
-        [as_ids(tokenizer, row) for row in text_rows(prompts).rows],
+        [prompt_ids(tokenizer, row) if isinstance(row, str) else row for row in rows],
         end=tokenizer.end if end is None else end,
         samples=samples,
         stop=stopped if stops else None,
@@ -130,10 +131,6 @@ def complete(
         texts[chunk.row] += chunk.text
 
     return texts[0] if single and samples is None else texts
-
-
-def as_ids(tokenizer: Tokenizer, prompt: str | list[int]) -> list[int]:
-    return prompt_ids(tokenizer, prompt) if isinstance(prompt, str) else prompt
 
 
 def prompt_ids(tokenizer: Tokenizer, text: str) -> list[int]:

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from qkv.evaluation import Evaluation, Subject, TaskKind, add_kind, evaluate, read_task
+from qkv.evaluation import Subject, add_kind, evaluate, read_task
 from qkv.evaluation.evaluators import EVALUATORS
 from qkv.evaluation.intervals import accuracy
-from qkv.evaluation.protocol import Measurement
+from qkv.evaluation.protocol import Evaluation, Measurement
 from qkv.evaluation.task_file import KINDS
 from qkv.generation.text import complete
 from qkv.models import GPT, GPTConfig
@@ -67,7 +67,7 @@ def evaluate_short(evaluation: Evaluation) -> Measurement:
 
 @pytest.fixture
 def short_kind() -> Iterator[None]:
-    add_kind("short", TaskKind(required=("template",), metrics=("short",)), evaluate_short)
+    add_kind("short", evaluate_short, required=("template",), metrics=("short",))
     yield
     del KINDS["short"]
     del EVALUATORS["short"]
