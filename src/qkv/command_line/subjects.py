@@ -12,7 +12,8 @@ from qkv.command_line.model_opening import Machine, device_of, open_model
 from qkv.command_line.terminal_bars import progress_bar
 from qkv.data.sources.files import find_files
 from qkv.data.sources.source import SPLITS
-from qkv.evaluation.evaluate import EvaluationResult, Protocol, Subject, evaluate, supports_few_shot
+from qkv.evaluation.evaluate import EvaluationResult, evaluate
+from qkv.evaluation.protocol import Protocol, Subject, supports_few_shot
 from qkv.evaluation.task_file import EvaluationTask
 from qkv.models.model import Model
 from qkv.models.registry import family

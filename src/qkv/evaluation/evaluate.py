@@ -14,14 +14,6 @@ from qkv.evaluation.protocol import Evaluation, Protocol, Subject, supports_few_
 from qkv.evaluation.task_file import KINDS, EvaluationTask
 from qkv.nn.config import documented
 
-__all__ = [
-    "EvaluationResult",
-    "Protocol",
-    "Subject",
-    "evaluate",
-    "supports_few_shot",
-]
-
 ZERO_SHOT = Protocol()
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from qkv.generation import decode_cuda_graph
 from qkv.generation.decode_loop import DecodeLoop
-from qkv.generation.generation_batch import Beyond, GeneratedToken, GenerationBatch, Reason
+from qkv.generation.generation_batch import Beyond, GeneratedToken, GenerationBatch
 from qkv.generation.prompts import Prompts, check_whole, token_rows
 from qkv.generation.sampling import uniforms
 from qkv.generation.sampling_params import SamplingKeywords, SamplingParams
@@ -26,16 +26,6 @@ from qkv.generation.search.ensemble import Ensemble
 from qkv.generation.stop import as_ends
 from qkv.models import GPT
 from qkv.models.model import Model
-
-__all__ = [
-    "Beyond",
-    "GeneratedToken",
-    "Reason",
-    "context_limit",
-    "generate",
-    "stream",
-    "without_dropout",
-]
 
 Translator = Model | Sequence[Model]
 Stop = Callable[[int, list[int]], bool]

@@ -16,13 +16,6 @@ from qkv.generation.stop import StopStringFilter
 from qkv.models import GPT
 from qkv.text.tokenizer import Tokenizer, start_id
 
-__all__ = [
-    "TextChunk",
-    "complete",
-    "prompt_ids",
-    "stream_text",
-]
-
 
 class TextChunk(NamedTuple):
     """New text of one row."""

@@ -16,11 +16,9 @@ from torch import Tensor
 
 from qkv.generation.generate import Translator
 from qkv.generation.prompts import Prompts
-from qkv.generation.search.beams import Hypothesis, SearchOptions, SearchRule, SentenceBeams
+from qkv.generation.search.beams import SearchOptions, SearchRule, SentenceBeams
 from qkv.generation.search.search_loop import prepare, search
 from qkv.models import GPT
-
-__all__ = ["Hypothesis", "SearchOptions", "SearchRule", "SentenceBeams", "beam_search"]
 
 
 def beam_search(
