@@ -1,14 +1,12 @@
-"""Text from files, a pipe or the keyboard, sampling flags, and notes on standard error."""
+"""Text from files, a pipe or the keyboard, and notes to the user on standard error."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, fields
 from pathlib import Path
 
-from qkv.generation.sampling_params import SamplingParams
 from qkv.text import Tokenizer
 from qkv.text.printable import shortened
 
@@ -16,28 +14,6 @@ MOST_UNKNOWN = 5
 """Unknown words that a note lists."""
 LONGEST = 1_000_000
 """The largest number of tokens that --length accepts."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class SamplingFlags:
-    """The flags of commands that sample."""
-
-    temperature: float = 0.8
-    """Above 1 more random, below 1 less; 0 always takes the most probable token."""
-    top_k: int | None = None
-    """Sample from the k most probable tokens."""
-    top_p: float | None = 0.95
-    """Sample from the fewest tokens whose probabilities sum to this; 1 for all."""
-    min_p: float | None = None
-    """Leave out tokens less probable than this times the most probable one."""
-    repetition: float = 1.0
-    """Above 1, tokens already in the text become less probable."""
-
-    def sampling_params(self) -> SamplingParams:
-        """The parameters of the flags; a command may have more of them."""
-        names = {field.name for field in fields(SamplingParams)}
-        given = {name: value for name, value in vars(self).items() if name in names}
-        return SamplingParams(**given)
 
 
 def note(text: str) -> None:

@@ -7,14 +7,13 @@ from dataclasses import dataclass, field
 
 from qkv.command_line.model_opening import DEFAULT_MACHINE, Machine, ModelName, open_model
 from qkv.command_line.user_input import (
-    SamplingFlags,
     check_length,
     errors_as_notes,
     note,
     typed_lines,
 )
 from qkv.generation.generate import context_limit
-from qkv.generation.sampling_params import SamplingParams
+from qkv.generation.sampling_params import SamplingFilters, sampling_params_of
 from qkv.generation.text import stream_text
 from qkv.models import GPT
 from qkv.text import Tokenizer
@@ -25,7 +24,7 @@ CUT_OFF = {"length": "--length is reached", "context": "the context is full"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Chat(SamplingFlags):
+class Chat(SamplingFilters):
     """Chat with a model, line by line.
 
     /again starts a new conversation, /quit or the end of the input ends it, and Ctrl-C interrupts
@@ -40,19 +39,19 @@ class Chat(SamplingFlags):
     length: int = 500
     """Maximum number of tokens in an answer."""
     temperature: float = 0.7
+    top_p: float | None = 0.95
     seed: int | None = None
     """The same seed gives the same answers again."""
     machine: Machine = DEFAULT_MACHINE
     """Device and precision."""
 
     def run(self) -> None:
-        params = self.sampling_params()
         check_length(self.length)
         model, tokenizer = open_model(self.model, self.machine, GPT)
 
         # A missing chat template is reported before the first line is read.
         ends = end_of_turn_ids(tokenizer)
-        session = ChatSession(self, model, tokenizer, params, ends)
+        session = ChatSession(self, model, tokenizer, ends)
         empty = True
 
         for line in typed_lines():
@@ -79,7 +78,6 @@ class ChatSession:
     flags: Chat
     model: GPT
     tokenizer: Tokenizer
-    params: SamplingParams
     ends: list[int]
     system: list[Message] = field(default_factory=list)
     """The system message, if there is one; it is never dropped."""
@@ -136,7 +134,7 @@ class ChatSession:
             self.tokenizer,
             [ids],
             length=self.flags.length,
-            sampling_params=self.params,
+            sampling_params=sampling_params_of(self.flags),
             end=self.ends,
             seed=self.flags.seed,
         )

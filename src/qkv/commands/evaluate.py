@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,7 +20,7 @@ from qkv.evaluation import report
 from qkv.evaluation.bleu import check_translations
 from qkv.evaluation.evaluate import EvaluationResult
 from qkv.evaluation.evaluators import score_translations
-from qkv.evaluation.protocol import Protocol
+from qkv.evaluation.protocol import Protocol, ProtocolFlags
 from qkv.evaluation.task_file import EvaluationTask, read_task
 from qkv.insight.render.figures import score_figure
 from qkv.insight.render.figures.figure_style import check_ending
@@ -31,7 +31,7 @@ TaskData = tuple[EvaluationTask, list[str]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evaluate:
+class Evaluate(ProtocolFlags):
     """Score one or several models on one or several tasks, with a confidence interval per score.
 
     qkv evaluate smollm2 --task agreement --task last-word
@@ -60,20 +60,6 @@ class Evaluate:
     """The data of the task without =FILE; with several such tasks, one file each, in order."""
     shots: tuple[int, ...] = (0,)
     """Solved examples before each question (few-shot); several numbers give several scores."""
-    seed: int = 0
-    """Seed of the choice of examples and of the bootstrap intervals."""
-    limit: int | None = None
-    """Use only the first N items of each task: rows of a table, sentence pairs, windows of a text
-    (perplexity; see --window and --stride), or chunks as long as the context (masked words)."""
-    examples: tuple[str, ...] = ()
-    """A file to choose the examples from (default: the other rows of the data)."""
-    window: int | None = None
-    """Perplexity: tokens read at once (default: the context, at most 1,024)."""
-    stride: int | None = None
-    """Perplexity: tokens scored in each window, the others are context (default: half of the
-    window)."""
-    beams: int = 4
-    """Translation: beam width."""
     hypotheses: Path | None = None
     """Existing translations, one a line, to be scored without a model."""
     out: Path | None = None
@@ -85,8 +71,9 @@ class Evaluate:
 
     def run(self) -> None:
         tasks = tasks_with_data(self.task, self.data)
-        names = ("seed", "limit", "examples", "window", "stride", "beams")
-        protocol = Protocol(**{name: getattr(self, name) for name in names})
+        protocol = Protocol(
+            **{field.name: getattr(self, field.name) for field in fields(ProtocolFlags)}
+        )
         shots = list(dict.fromkeys(self.shots))
         protocols = [replace(protocol, shots=number) for number in shots]
         if not protocols:

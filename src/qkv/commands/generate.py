@@ -15,7 +15,6 @@ from rich.console import Console
 
 from qkv.command_line.model_opening import DEFAULT_MACHINE, Machine, ModelName, open_model
 from qkv.command_line.user_input import (
-    SamplingFlags,
     check_length,
     note,
     note_unknown,
@@ -24,6 +23,7 @@ from qkv.command_line.user_input import (
 )
 from qkv.generation.generate import context_limit
 from qkv.generation.generation_batch import Beyond, Reason
+from qkv.generation.sampling_params import SamplingPenalties, sampling_params_of
 from qkv.generation.search.beam_search import beam_search
 from qkv.generation.search.beams import MOST_BEAMS
 from qkv.generation.text import TextChunk, prompt_ids, stream_text
@@ -36,7 +36,7 @@ MOST_TOKENS = 20_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
-class Generate(SamplingFlags):
+class Generate(SamplingPenalties):
     """Continue a prompt, and show the tokens as they are generated.
 
     Without a prompt, standard input is the prompt; at a terminal, or with an empty prompt, the
@@ -53,10 +53,8 @@ class Generate(SamplingFlags):
     pipe."""
     length: int = 100
     """Maximum number of new tokens."""
-    presence: float = 0.0
-    """Subtracted from the logit of each token that was generated before."""
-    frequency: float = 0.0
-    """Subtracted from the logit of a token for each time it was generated before."""
+    temperature: float = 0.8
+    top_p: float | None = 0.95
     samples: Annotated[int, tyro.conf.arg(aliases=["-n"])] = 1
     """Number of continuations; several are numbered."""
     seed: int | None = None
@@ -76,7 +74,6 @@ class Generate(SamplingFlags):
     """Device and precision."""
 
     def run(self) -> None:
-        params = self.sampling_params()
         check_length(self.length)
         self.check_samples()
         self.check_beams()
@@ -97,7 +94,7 @@ class Generate(SamplingFlags):
                 tokenizer,
                 [ids],
                 length=self.length,
-                sampling_params=params,
+                sampling_params=sampling_params_of(self),
                 samples=self.samples,
                 seed=self.seed,
                 beyond=self.beyond,

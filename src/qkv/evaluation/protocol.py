@@ -39,9 +39,29 @@ class Subject(NamedTuple):
     tokenizer: Tokenizer
 
 
+@dataclass(frozen=True, kw_only=True)
+class ProtocolFlags:
+    """What the protocol of an evaluation has beside the number of few-shot examples."""
+
+    seed: int = 0
+    """Seed of the choice of examples and of the bootstrap intervals."""
+    limit: int | None = None
+    """Use only the first N items of each task: rows of a table, sentence pairs, windows of a text
+    (perplexity; see --window and --stride), or chunks as long as the context (masked words)."""
+    examples: tuple[str, ...] = ()
+    """A file to choose the examples from (default: the other rows of the data)."""
+    window: int | None = None
+    """Perplexity: tokens read at once (default: the context, at most 1,024)."""
+    stride: int | None = None
+    """Perplexity: tokens scored in each window, the others are context (default: half of the
+    window)."""
+    beams: int = 4
+    """Translation: beam width."""
+
+
 @documented
 @dataclass(frozen=True, kw_only=True)
-class Protocol:
+class Protocol(ProtocolFlags):
     """How a model is evaluated; two scores are comparable only under the same protocol.
 
     Raises:
@@ -54,19 +74,6 @@ class Protocol:
 
     shots: int = 0
     """Answered examples before each question."""
-    seed: int = 0
-    """Chooses the few-shot examples, and seeds the bootstrap of the confidence intervals."""
-    limit: int | None = None
-    """Use only the first questions: rows of a table, pairs, windows of a text (perplexity), or
-    rows of the context's length (masked words)."""
-    examples: tuple[str, ...] = ()
-    """Files of the few-shot examples."""
-    window: int | None = None
-    """Perplexity: tokens read at once."""
-    stride: int | None = None
-    """Perplexity: tokens scored in each window."""
-    beams: int = 4
-    """Translation: hypotheses followed by the beam search."""
 
     def __post_init__(self) -> None:
         for name, least in (("shots", 0), ("seed", 0), ("limit", 1), ("beams", 1)):
