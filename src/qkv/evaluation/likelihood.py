@@ -20,7 +20,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from qkv.generation.generate import without_dropout
-from qkv.models import BERT, GPT, RNN, Transformer
+from qkv.models import GPT
+from qkv.models.model import Model
 from qkv.nn.cache import NO_STATE
 from qkv.nn.linear.onednn import prepacking, small_enough
 
@@ -125,9 +126,7 @@ def likelihoods(
     results: dict[Request, Likelihood] = {}
     distinct = len(set(requests))
 
-    # Prepacking copies the weights, which pays if they are used often and are small.
-    many = len(batches) >= 16
-    packing = prepacking() if many and small_enough(model) else nullcontext()
+    packing = prepacking() if worth_prepacking(model, batches) else nullcontext()
     with without_dropout(model), packing:
         for batch_results in run_batches(
             lambda batch: score_batch(model, batch, device), batches, device
@@ -141,6 +140,11 @@ def likelihoods(
 def tokens_per_pass(device: torch.device) -> int:
     """The number of tokens that one forward pass on a device should have."""
     return TOKENS_ON_GPU if device.type == "cuda" else TOKENS
+
+
+def worth_prepacking(model: GPT, batches: Sequence[list[Row]]) -> bool:
+    """True if the weights are used often enough, and are small enough, to prepack a copy."""
+    return len(batches) >= 16 and small_enough(model)
 
 
 def run_batches(
@@ -382,7 +386,7 @@ def pad_right(
 
 
 def token_log_probabilities(
-    model: GPT | BERT | Transformer | RNN, hidden: Float[Tensor, "N E"], targets: Int[Tensor, "N"]
+    model: Model, hidden: Float[Tensor, "N E"], targets: Int[Tensor, "N"]
 ) -> tuple[Float[Tensor, "N"], Bool[Tensor, "N"]]:
     """The log-probability of each target, and whether it is the most likely token.
 

@@ -126,21 +126,15 @@ def stream(
     params = as_sampling_params(sampling_params, fields)
     ends = as_ends(end)
     check(model, length, ends, params)
-    samples = 1 if samples is None else samples
-    check_samples(samples, len(rows))
+    samples = checked_samples(samples, len(rows))
     limit = context_limit(model, beyond)
     if limit is not None:
         rows = [within(row, limit, length, beyond) for row in rows]
 
     numbers = on_device(model, uniforms(seed, len(rows) * samples, length))
+    slides = beyond == "slide"
     make_batch = partial(
-        GenerationBatch,
-        sampling_params=params,
-        ends=ends,
-        limit=limit,
-        slides=beyond == "slide",
-        stop=stop,
-        samples=samples,
+        GenerationBatch, sampling_params=params, ends=ends, limit=limit, slides=slides, stop=stop
     )
     return run_groups(model, rows, numbers, samples, make_batch)
 
@@ -161,7 +155,12 @@ def run_groups(
                 sequences.append(list(rows[row]))
                 sample_rows.append(row * samples + sample)
 
-        batch = make_batch(sequences=sequences, rows=sample_rows, uniforms=numbers[sample_rows])
+        batch = make_batch(
+            sequences=sequences,
+            rows=sample_rows,
+            uniforms=numbers[sample_rows],
+            samples=samples,
+        )
         yield from run_batch(model, model.start, batch)
 
 
@@ -246,7 +245,11 @@ def check(model: Any, length: int, ends: tuple[int, ...], params: SamplingParams
     params.check(model.config.vocabulary, ends)
 
 
-def check_samples(samples: int, rows: int) -> None:
+def checked_samples(samples: int | None, rows: int) -> int:
+    """The samples of each row, by default 1."""
+    if samples is None:
+        return 1
+
     check_whole("samples", samples)
     if samples < 1:
         raise ValueError(f"samples: expected 1 or more, not {samples}")
@@ -255,6 +258,8 @@ def check_samples(samples: int, rows: int) -> None:
             f"samples: {samples:,} of each of {rows:,} prompts are more than {MOST_ROWS:,} "
             "at once; ask for fewer, with another seed each time"
         )
+
+    return samples
 
 
 def vocabulary_of(model: GPT) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple, Unpack
 
 from jaxtyping import Bool
@@ -12,7 +13,7 @@ from qkv.generation.generate import (
     Translator,
     as_sampling_params,
     check,
-    check_samples,
+    checked_samples,
     collect,
     context_limit,
     on_device,
@@ -75,19 +76,11 @@ def translate(
         >>> len(translate(Transformer(config), [[3, 4]], start=0, end=1, length=2))
         1
     """
-    if padding_mask is not None and not isinstance(source, Tensor):
-        raise ValueError("padding_mask: it is for tensors; leave it out for lists, which need none")
-
-    if not isinstance(model, Sequence) and not getattr(model, "has_source", False):
-        raise TypeError(
-            f"model: expected a Transformer or an RNN, which translate, not {type(model).__name__}"
-        )
-
+    check_arguments(model, source, padding_mask)
     translator, sources, single = prepare(model, source, padding_mask, start)
     params = as_sampling_params(sampling_params, fields, temperature=0.0)
     check(translator, length, (end,), params)
-    per_source = 1 if samples is None else samples
-    check_samples(per_source, len(sources))
+    per_source = checked_samples(samples, len(sources))
     rows = len(sources) * per_source
 
     batch = GenerationBatch(
@@ -99,9 +92,18 @@ def translate(
         limit=context_limit(translator, "extend"),
         samples=per_source,
     )
-    tokens = run_batch(translator, lambda: encode_sources(translator, sources), batch)
-    targets = collect(tokens, rows)
+    states = partial(encode_sources, translator, sources)
+    targets = collect(run_batch(translator, states, batch), rows)
     return targets[0] if single and samples is None else targets
+
+
+def check_arguments(model: object, source: object, padding_mask: Tensor | None) -> None:
+    if padding_mask is not None and not isinstance(source, Tensor):
+        raise ValueError("padding_mask: it is for tensors; leave it out for lists, which need none")
+    if not isinstance(model, Sequence) and not getattr(model, "has_source", False):
+        raise TypeError(
+            f"model: expected a Transformer or an RNN, which translate, not {type(model).__name__}"
+        )
 
 
 # Text

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Bool, Int
 from torch import Tensor
 
 from qkv.data.batches.paired import pad_rows
@@ -148,12 +148,18 @@ def search(
 
 def encode_sources(model: Any, sources: list[list[int]]) -> Any:
     """A translator's state before the first target token."""
-    device = next(model.parameters()).device
-    ids, padding_mask = pad_rows(sources, 0)
+    return model.start(*padded(sources, next(model.parameters()).device))
+
+
+def padded(
+    rows: list[list[int]], device: torch.device
+) -> tuple[Int[Tensor, "B T"], Bool[Tensor, "B T"] | None]:
+    """Rows with padding after the shorter ones, and the padding mask, on a device."""
+    ids, padding_mask = pad_rows(rows, 0)
     if padding_mask is not None:
         padding_mask = padding_mask.to(device)
 
-    return model.start(ids.to(device), padding_mask)
+    return ids.to(device), padding_mask
 
 
 def search_batch(
