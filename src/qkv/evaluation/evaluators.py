@@ -239,9 +239,10 @@ def evaluate_perplexity(evaluation: Evaluation) -> Measurement:
     counts = ("tokens", "scored", "characters", "bytes", "unknown")
     facts: dict[str, Any] = {}
     if model.predicts == "next":
-        window, stride = window_and_stride(model, protocol.window, protocol.stride)
+        gpt = require_gpt(task, evaluation.subject)
+        window, stride = window_and_stride(gpt, protocol.window, protocol.stride)
         result = text_perplexity(
-            model,
+            gpt,
             tokenizer,
             open_texts(data, column=task.columns[0]),
             window=window,

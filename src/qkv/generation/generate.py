@@ -262,7 +262,7 @@ def checked_samples(samples: int | None, rows: int) -> int:
     return samples
 
 
-def vocabulary_of(model: GPT) -> int:
+def vocabulary_of(model: object) -> int:
     if not isinstance(model, GPT):
         hint = "; qkv.load opens a path" if isinstance(model, str | Path) else ""
         raise TypeError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple, Unpack
 
@@ -124,6 +124,7 @@ def translate_texts(
     texts: str | Sequence[str],
     *,
     length: int | None = None,
+    batch: int = 16,
     **options: Unpack[SearchOptions],
 ) -> Iterator[tuple[int, list[Translation]]]:
     """Translate texts by beam search, those of similar length together.
@@ -134,6 +135,7 @@ def translate_texts(
         texts: Texts, or one string. An empty text has an empty translation.
         length: Tokens of a translation at most; by default twice the source's and a few more,
             rounded, so that it does not depend on what is translated beside it.
+        batch: Texts that are searched at a time.
         **options: Options of `beam_search` by name, such as beams=8.
 
     Returns:
@@ -153,15 +155,19 @@ def translate_texts(
     # A start token that is not part of any text, such as Marian's padding, is never generated.
     options.setdefault("forbidden", tuple({tokenizer.start} - {tokenizer.end}))
 
-    return search_sources(members, tokenizer, sources, length, options)
+    search = partial(
+        beam_search, members, start=tokenizer.start, end=tokenizer.end, batch=batch, **options
+    )
+
+    return search_sources(search, members, tokenizer, sources, length)
 
 
 def search_sources(
+    search: Callable[..., list[Any]],
     models: Sequence[Model],
     tokenizer: Tokenizer,
     sources: list[list[int]],
     length: int | None,
-    options: SearchOptions,
 ) -> Iterator[tuple[int, list[Translation]]]:
     """The translations of each source, those of similar length together."""
     for indices in batches(sources, AT_ONCE, similar=SIMILAR):
@@ -177,10 +183,7 @@ def search_sources(
             longest = room_for(models, 2 * size + SIMILAR)
 
         rows = [sources[index] for index in indices]
-        results = beam_search(
-            models, rows, start=tokenizer.start, end=tokenizer.end, length=longest, **options
-        )
-        for index, hypotheses in zip(indices, results, strict=True):
+        for index, hypotheses in zip(indices, search(rows, length=longest), strict=True):
             translations = []
             for ids, score, _ in hypotheses:
                 translations.append(Translation(in_one_line(tokenizer.decode(ids)), score, ids))
