@@ -90,19 +90,85 @@ class Evaluate(ProtocolFlags):
 
         try:
             if self.hypotheses is not None:
-                results.results.append(
-                    score_hypotheses(tasks, self.hypotheses, self.models, protocols)
-                )
+                results.results.append(self.score_hypotheses(self.hypotheses, tasks, protocols))
             elif not self.models:
                 raise ValueError("models: expected one model or more, such as runs/mine or smollm2")
 
-            evaluate_models(results, list(dict.fromkeys(self.models)), protocols, self.machine)
+            self.evaluate_models(results, protocols)
         except BaseException as error:
             results.failure = str(error) or type(error).__name__
             raise
         finally:
             if results.results:  # results so far are kept if a later one fails
-                show_results(results, self.out, self.plot)
+                self.show_results(results)
+
+    def evaluate_models(self, results: EvaluationResults, protocols: Sequence[Protocol]) -> None:
+        """Evaluate each model on each task, one model in memory at a time."""
+        models = list(dict.fromkeys(self.models))
+        for name, title in zip(models, model_titles(models), strict=True):
+            subject, identity = open_subject(name, title, self.machine, GPT, BERT, Transformer, RNN)
+            results.models[title] = identity
+            for task, data in results.tasks:
+                for result in run_task(task, subject, data, protocols):
+                    results.results.append(result)
+
+            del subject  # frees the memory before the next model is loaded
+
+    def score_hypotheses(
+        self, hypotheses: Path, tasks: Sequence[TaskData], protocols: Sequence[Protocol]
+    ) -> EvaluationResult:
+        """BLEU and chrF of existing translations: --data holds pairs, or references by line."""
+        if self.models or len(tasks) != 1 or tasks[0][0].kind != "translation":
+            raise ValueError("hypotheses: expected --task translation alone, and no model")
+        if any(protocol.shots for protocol in protocols):
+            raise ValueError(
+                "shots: existing translations have no examples before them; leave it out"
+            )
+
+        task, data = tasks[0]
+        if not data:
+            raise ValueError(
+                "data: expected the references: a file with a line each, or pairs of source and "
+                "target"
+            )
+
+        translations = []
+        for file in find_files(str(hypotheses), piped="text"):
+            translations += [line for _, line in read_lines(file)]
+
+        references = read_references(data)
+        check_translations(translations, references)
+        first = slice(self.limit)
+        scores = score_translations(
+            translations[first], references[first], self.seed, "translations as given"
+        )
+
+        return EvaluationResult(task=task.name, model=hypotheses.name, shots=0, **scores)
+
+    def show_results(self, results: EvaluationResults) -> None:
+        """Print the table with its notes, and write the JSON file and the plot."""
+        console = Console(highlight=False)
+        console.print(report.score_table(results.results))
+        for line in report.notes(results.results):
+            console.print(line, style="dim", markup=False, soft_wrap=True)
+
+        finished = {result.task for result in results.results}
+        tasks = []
+        files = {}
+
+        for task, data in results.tasks:
+            if task.name in finished:
+                tasks.append(task)
+                files[task.name] = data_checksums(files_of(task, data))
+
+        values = report.as_json(
+            results.results, tasks, files, results.models, results.options, failure=results.failure
+        )
+        if self.out is not None:
+            report.write_json(self.out, values)
+
+        if self.plot is not None:
+            score_figure.plot(values, self.plot)
 
 
 @dataclass
@@ -114,49 +180,6 @@ class EvaluationResults:
     models: dict[str, Any] = field(default_factory=dict)
     results: list[EvaluationResult] = field(default_factory=list)
     failure: str = ""
-
-
-def evaluate_models(
-    results: EvaluationResults,
-    models: list[str],
-    protocols: Sequence[Protocol],
-    machine: Machine,
-) -> None:
-    """Evaluate each model on each task, one model in memory at a time."""
-    for name, title in zip(models, model_titles(models), strict=True):
-        subject, identity = open_subject(name, title, machine, GPT, BERT, Transformer, RNN)
-        results.models[title] = identity
-        for task, data in results.tasks:
-            for result in run_task(task, subject, data, protocols):
-                results.results.append(result)
-
-        del subject  # frees the memory before the next model is loaded
-
-
-def show_results(results: EvaluationResults, out: Path | None, plot: Path | None) -> None:
-    """Print the table with its notes, and write the JSON file and the plot."""
-    console = Console(highlight=False)
-    console.print(report.score_table(results.results))
-    for line in report.notes(results.results):
-        console.print(line, style="dim", markup=False, soft_wrap=True)
-
-    finished = {result.task for result in results.results}
-    tasks = []
-    files = {}
-
-    for task, data in results.tasks:
-        if task.name in finished:
-            tasks.append(task)
-            files[task.name] = data_checksums(files_of(task, data))
-
-    values = report.as_json(
-        results.results, tasks, files, results.models, results.options, failure=results.failure
-    )
-    if out is not None:
-        report.write_json(out, values)
-
-    if plot is not None:
-        score_figure.plot(values, plot)
 
 
 # Tasks and their data
@@ -259,44 +282,6 @@ def full_names(task: EvaluationTask, data: Sequence[str]) -> str:
 
 def short_names(task: EvaluationTask, data: Sequence[str]) -> str:
     return ", ".join(Path(file).name for file in files_of(task, data))
-
-
-# Existing translations
-
-
-def score_hypotheses(
-    tasks: Sequence[TaskData],
-    hypotheses: Path,
-    models: Sequence[str],
-    protocols: Sequence[Protocol],
-) -> EvaluationResult:
-    """BLEU and chrF of existing translations: --data holds pairs, or a reference on each line."""
-    if models or len(tasks) != 1 or tasks[0][0].kind != "translation":
-        raise ValueError("hypotheses: expected --task translation alone, and no model")
-    if any(protocol.shots for protocol in protocols):
-        raise ValueError("shots: existing translations have no examples before them; leave it out")
-
-    task, data = tasks[0]
-    if not data:
-        raise ValueError(
-            "data: expected the references: a file with a line each, or pairs of source and target"
-        )
-
-    translations = []
-    for file in find_files(str(hypotheses), piped="text"):
-        translations += [line for _, line in read_lines(file)]
-
-    references = read_references(data)
-    check_translations(translations, references)
-    protocol = protocols[0]
-    scores = score_translations(
-        translations[: protocol.limit],
-        references[: protocol.limit],
-        protocol.seed,
-        "translations as given",
-    )
-
-    return EvaluationResult(task=task.name, model=hypotheses.name, shots=0, **scores)
 
 
 def read_references(data: Sequence[str]) -> list[str]:
