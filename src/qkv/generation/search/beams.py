@@ -107,7 +107,7 @@ class SearchRule(SequenceRule):
     length_penalty: float = 0.6
     """Exponent of the penalty; 0 ranks by log-probability."""
     penalty: Penalty = "paper"
-    """"paper" is (5 + tokens) / 6, "power" the number of tokens as in `transformers`."""
+    """Its base: (5 + tokens) / 6 as in the paper, or "power", the tokens as in `transformers`."""
     groups: int = 1
     """Groups of diverse beam search (Vijayakumar et al. 2016), which choose in turn."""
     diversity: float = 0.0
