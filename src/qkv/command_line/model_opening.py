@@ -86,7 +86,8 @@ def check_family(name: str, model: Model, families: tuple[type[Model], ...]) -> 
     if families == (TaskModel,):
         raise ValueError(f"{name}: {NOT_FINETUNED}")
 
-    raise ValueError(f"{name}: {PURPOSE[type(model)]}")
+    purpose = PURPOSE.get(type(model), "its family is for another command")
+    raise ValueError(f"{name}: {purpose}")
 
 
 def dtype_of(machine: Machine, model: Model, device: torch.device) -> torch.dtype:
