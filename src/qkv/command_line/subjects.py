@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -22,16 +23,9 @@ from qkv.text import Tokenizer
 
 def model_titles(models: Sequence[str]) -> list[str]:
     """A distinct short title for each model: the last part of its path where that is enough."""
-    short = [Path(name).name for name in models]
-    titles = []
-
-    for title, name in zip(short, models, strict=True):
-        if not title or short.count(title) > 1:
-            title = name
-
-        titles.append(title)
-
-    return titles
+    titles = Counter(Path(name).name for name in models)
+    del titles[""]
+    return [Path(name).name if titles[Path(name).name] == 1 else name for name in models]
 
 
 def open_subject(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -252,36 +252,35 @@ def with_distinct_names(tasks: Sequence[TaskData]) -> list[TaskData]:
 
     renamed = []
     for task, data in different.values():
-        same = [item for item in different.values() if item[0].name == task.name]
+        same = [labels(*item) for item in different.values() if item[0].name == task.name]
         if len(same) > 1:
-            label = distinguishing_label(same)
-            task = replace(task, name=f"{task.name} ({label(task, data)})")
+            label = distinguishing_label(labels(task, data), same)
+            task = replace(task, name=f"{task.name} ({label})")
 
         renamed.append((task, data))
 
     return renamed
 
 
-def distinguishing_label(tasks: Sequence[TaskData]) -> Callable[[EvaluationTask, list[str]], str]:
-    """The shortest way to label these tasks so that all labels differ."""
-    for label in (short_names, full_names):
-        if len({label(task, data) for task, data in tasks}) == len(tasks):
+def distinguishing_label(own: Sequence[str], same: Sequence[Sequence[str]]) -> str:
+    """The shortest of a task's labels where those of all tasks of its name differ."""
+    for label, names in zip(own, zip(*same, strict=True), strict=True):
+        if len(set(names)) == len(names):
             return label
 
-    return lambda task, data: f"{task.origin}, {full_names(task, data)}"
+    return own[-1]
+
+
+def labels(task: EvaluationTask, data: Sequence[str]) -> list[str]:
+    """What a task may be called by: names of its files, their paths, and the task's own file."""
+    files = files_of(task, data)
+    paths = ", ".join(files)
+    return [", ".join(Path(file).name for file in files), paths, f"{task.origin}, {paths}"]
 
 
 def files_of(task: EvaluationTask, data: Sequence[str]) -> Sequence[str]:
     """The files of a task: those of the command line, or its embedded data."""
     return data or [task.beside(task.data)]
-
-
-def full_names(task: EvaluationTask, data: Sequence[str]) -> str:
-    return ", ".join(files_of(task, data))
-
-
-def short_names(task: EvaluationTask, data: Sequence[str]) -> str:
-    return ", ".join(Path(file).name for file in files_of(task, data))
 
 
 def read_references(data: Sequence[str]) -> list[str]:
