@@ -56,3 +56,11 @@ def test_bad_parameters_are_refused_by_name(
 ) -> None:
     with pytest.raises(ValueError, match=f"^{option}: "):
         qkv.generate(model, tokenizer, "the cat", **{option: value})
+
+
+@pytest.mark.usefixtures("without_shape_checks")
+def test_a_path_is_refused_with_the_function_that_opens_it(tokenizer: Tokenizer) -> None:
+    """The model is checked before the tokenizer is used."""
+    for given in (tokenizer, "the cat"):
+        with pytest.raises(TypeError, match=r"^model: expected a GPT.*not str; qkv\.load opens"):
+            qkv.generate("runs/mine", given, "the cat")

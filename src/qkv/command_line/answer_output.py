@@ -30,53 +30,31 @@ Tagged = tuple[str, str, float]
 
 def as_object(example: Example, answer: Answer) -> str:
     """One answer as a line of JSON."""
+    text, *others = example.texts
+    scores = {"probability": answer.probability, "scores": answer.scores}
+    values: dict[str, Any]
     if answer.tags is not None:
-        values = tag_values(example, answer.tags)
+        values = {
+            "words": list(example.texts),
+            "tags": [tag for _, tag, _ in answer.tags],
+            "probabilities": [probability for _, _, probability in answer.tags],
+        }
     elif answer.choice is not None:
-        values = choice_values(example, answer)
+        values = {"context": text, "choices": others, "choice": answer.choice, **scores}
     else:
-        values = text_values(example, answer)
+        values = {"text": text}
+        if others:
+            values["pair"] = others[0]
+
+        if answer.number is not None:
+            values["number"] = answer.number
+        else:
+            values |= {"label": answer.label, **scores}
 
     if example.label is not None:
         values["true"] = example.label
 
     return json.dumps(values, ensure_ascii=False)
-
-
-def tag_values(example: Example, tags: Sequence[Tagged]) -> dict[str, Any]:
-    return {
-        "words": list(example.texts),
-        "tags": [tag for _, tag, _ in tags],
-        "probabilities": [probability for _, _, probability in tags],
-    }
-
-
-def choice_values(example: Example, answer: Answer) -> dict[str, Any]:
-    context, *choices = example.texts
-    return {
-        "context": context,
-        "choices": choices,
-        "choice": answer.choice,
-        "probability": answer.probability,
-        "scores": answer.scores,
-    }
-
-
-def text_values(example: Example, answer: Answer) -> dict[str, Any]:
-    """The values of a class or a number."""
-    text, *pair = example.texts
-    values: dict[str, Any] = {"text": text}
-    if pair:
-        values["pair"] = pair[0]
-
-    if answer.number is not None:
-        return values | {"number": answer.number}
-
-    return values | {
-        "label": answer.label,
-        "probability": answer.probability,
-        "scores": answer.scores,
-    }
 
 
 def as_row(example: Example, answer: Answer) -> str:

@@ -97,11 +97,5 @@ class ComparisonResults:
 
 def checksums_of(data: Sequence[str]) -> list[str]:
     """The checksums of the files, independent of their paths; data on a hub by its name."""
-    known = []
-    for name, checksum in data_checksums(data).items():
-        if checksum:
-            known.append(checksum)
-        elif name.startswith("hf:"):
-            known.append(name)
-
-    return known
+    checksums = data_checksums(data).items()
+    return [sha or name for name, sha in checksums if sha or name.startswith("hf:")]

@@ -28,12 +28,13 @@ COMMANDS: dict[str, Command] = {
         True,
     ),
     "generate": Command(
-        "Continue a prompt with a GPT: qkv generate runs/mine 'Once upon a time'", "generate:run"
+        "Continue a prompt with a GPT: qkv generate runs/mine 'Once upon a time'",
+        "generate:Generate",
     ),
-    "chat": Command("Chat with a model that has a chat template: qkv chat smollm2", "chat:run"),
+    "chat": Command("Chat with a model that has a chat template: qkv chat smollm2", "chat:Chat"),
     "translate": Command(
         "Translate lines of a file, of a pipe, or as you type them: qkv translate runs/translator",
-        "translate:run",
+        "translate:Translate",
     ),
     "fill": Command(
         "Predict masked words with a BERT: qkv fill runs/encoder 'I took my [mask] for a walk'",
@@ -49,12 +50,12 @@ COMMANDS: dict[str, Command] = {
     ),
     "evaluate": Command(
         "Score models on tasks: qkv evaluate smollm2 --task lambada --data lambada.jsonl",
-        "evaluate:run",
+        "evaluate:Evaluate",
     ),
     "compare": Command(
         "Compare prompting with fine-tuning: "
         "qkv compare smollm2 --task sst-2 --data a.tsv --validation b.tsv --out both",
-        "compare:run",
+        "compare:Compare",
     ),
     "look": Command(
         "See attention and predictions while a model reads: "

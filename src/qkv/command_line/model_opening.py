@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
 import tyro
@@ -40,10 +40,14 @@ class Machine:
     """On a CPU: weights of eight bits, which reads a quarter of the memory per token."""
 
 
+DEFAULT_MACHINE = Machine()
+
+
 class Opened(NamedTuple):
     """A model on its device, and its tokenizer."""
 
-    model: Model
+    model: Any
+    """A model of one of the families that were asked for."""
     tokenizer: Tokenizer
 
 
@@ -82,13 +86,14 @@ def check_family(name: str, model: Model, families: tuple[type[Model], ...]) -> 
     if families == (TaskModel,):
         raise ValueError(f"{name}: {NOT_FINETUNED}")
 
-    raise ValueError(f"{name}: {PURPOSE[type(model)]}")
+    purpose = PURPOSE.get(type(model), "its family is for another command")
+    raise ValueError(f"{name}: {purpose}")
 
 
 def dtype_of(machine: Machine, model: Model, device: torch.device) -> torch.dtype:
     """bf16 if the user chooses it, and by default for a GPT on a GPU."""
-    by_default = device.type == "cuda" and isinstance(model, GPT) and machine.precision is None
-    if by_default or machine.precision == "bf16":
+    on_gpu = device.type == "cuda" and model.predicts == "next"
+    if machine.precision == "bf16" or (on_gpu and machine.precision is None):
         return torch.bfloat16
 
     return torch.float32

@@ -14,6 +14,7 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from dataclasses import is_dataclass
 from io import StringIO
 from typing import Any, TypeVar, get_type_hints
 
@@ -23,15 +24,20 @@ from qkv.command_line.flag_types import flag_types
 from qkv.command_line.flags import flags_of
 from qkv.command_line.listing import listed
 from qkv.command_line.usage_errors import UsageError, not_among, usage_sentence
+from qkv.nn.config import described
 
 Value = TypeVar("Value")
 
 
-def run_command(command: Callable[..., Value], arguments: Sequence[str], prog: str) -> Value:
-    """Call a function with the flags of the command line as its arguments."""
+def run_command(command: Callable[..., Any], arguments: Sequence[str], prog: str) -> Any:
+    """Call a function with the flags of the command line as its arguments.
+
+    A command may also be a dataclass: its fields are the flags, and its method `run` is called.
+    """
     call = parse(deferred(command), arguments, prog)
     with naming_flags(command):
-        return call()
+        result = call()
+        return result.run() if is_dataclass(command) else result
 
 
 def run_one_of(commands: dict[str, Callable[..., Any]], arguments: Sequence[str], prog: str) -> Any:
@@ -121,7 +127,12 @@ def deferred(command: Callable[..., Value]) -> Callable[..., Callable[[], Value]
     del bind.__wrapped__
     bind.__annotations__ = get_type_hints(command, include_extras=True)
     bind.__signature__ = inspect.signature(command)  # type: ignore[attr-defined]
-    bind.__doc__ = reflowed(inspect.cleandoc(command.__doc__ or ""))
+    docstring = inspect.cleandoc(command.__doc__ or "")
+    if inspect.isclass(command):
+        meanings = [" ".join(text.split()) for text in described(command)]
+        docstring = "\n    ".join([f"{docstring}\n\nArgs:", *meanings])
+
+    bind.__doc__ = reflowed(docstring)
 
     return bind
 
@@ -165,9 +176,7 @@ def our_usage_errors(target: Callable[..., Any], arguments: Sequence[str]) -> It
         yield
         return
 
-    names: list[str] = []
-    for flag in flags_of(target):
-        names += flag.names
+    names = [name for flag in flags_of(target) for name in flag.names]
 
     def refuse(event: Any) -> None:
         raise UsageError(usage_sentence(event, arguments, names))
@@ -185,18 +194,11 @@ def naming_flags(*targets: Callable[..., Any]) -> Iterator[None]:
         raise
     except ValueError as error:
         prefix = re.match(r"(\w+):", str(error))
-        if prefix and prefix[1] in field_names(targets):
+        fields = {flag.field for target in targets for flag in flags_of(target)}
+        if prefix and prefix[1] in fields:
             raise UsageError(str(error)) from error
 
         raise
-
-
-def field_names(targets: Sequence[Callable[..., Any]]) -> set[str]:
-    names: set[str] = set()
-    for target in targets:
-        names.update(flag.field for flag in flags_of(target))
-
-    return names
 
 
 def first_sentence(errors: str, prog: str) -> str:

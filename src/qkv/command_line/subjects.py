@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,8 @@ from qkv.command_line.model_opening import Machine, device_of, open_model
 from qkv.command_line.terminal_bars import progress_bar
 from qkv.data.sources.files import find_files
 from qkv.data.sources.named import is_named
-from qkv.evaluation.evaluate import EvaluationResult, Protocol, Subject, evaluate, supports_few_shot
+from qkv.evaluation.evaluate import EvaluationResult, evaluate
+from qkv.evaluation.protocol import Protocol, Subject, supports_few_shot
 from qkv.evaluation.task_file import EvaluationTask
 from qkv.models.model import Model
 from qkv.models.registry import family
@@ -21,16 +23,9 @@ from qkv.text import Tokenizer
 
 def model_titles(models: Sequence[str]) -> list[str]:
     """A distinct short title for each model: the last part of its path where that is enough."""
-    short = [Path(name).name for name in models]
-    titles = []
-
-    for title, name in zip(short, models, strict=True):
-        if not title or short.count(title) > 1:
-            title = name
-
-        titles.append(title)
-
-    return titles
+    titles = Counter(Path(name).name for name in models)
+    del titles[""]
+    return [Path(name).name if titles[Path(name).name] == 1 else name for name in models]
 
 
 def open_subject(

@@ -39,22 +39,27 @@ def note_unknown(tokenizer: Tokenizer, texts: Iterable[str]) -> None:
     note(f"the model does not know {shown}; it reads {token} there")
 
 
+@contextmanager
+def reading(name: object) -> Iterator[None]:
+    """Turn errors of reading text into one sentence with the name of the file or pipe."""
+    try:
+        yield
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{name}: not UTF-8 text ({error})") from error
+    except OSError as error:
+        raise ValueError(f"{name}: cannot be read ({error.strerror})") from error
+
+
 def read_text(file: Path) -> str:
     """Return the content of a text file, which must be UTF-8."""
-    try:
+    with reading(file):
         return file.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{file}: not UTF-8 text ({error})") from error
-    except OSError as error:
-        raise ValueError(f"{file}: cannot be read ({error.strerror})") from error
 
 
 def read_standard_input() -> str:
     """Return all of standard input, which must be UTF-8."""
-    try:
+    with reading("standard input"):
         return sys.stdin.buffer.read().decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"standard input: not UTF-8 text ({error})") from error
 
 
 def read_text_or_pipe(file: Path) -> str:
@@ -74,12 +79,11 @@ def typed_lines() -> Iterator[str]:
 
     while True:
         try:
-            line = input("> ") if terminal else sys.stdin.readline()
+            with reading("standard input"):
+                line = input("> ") if terminal else sys.stdin.readline()
         except EOFError:
             print()
             return
-        except UnicodeDecodeError as error:
-            raise ValueError(f"standard input: not UTF-8 text ({error})") from error
 
         if not line and not terminal:
             return

@@ -5,12 +5,15 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass, field
 
-import tyro
-
-from qkv.command_line.model_opening import Machine, ModelName, open_model
-from qkv.command_line.user_input import check_length, errors_as_notes, note, typed_lines
+from qkv.command_line.model_opening import DEFAULT_MACHINE, Machine, ModelName, open_model
+from qkv.command_line.user_input import (
+    check_length,
+    errors_as_notes,
+    note,
+    typed_lines,
+)
 from qkv.generation.generate import context_limit
-from qkv.generation.sampling_params import SamplingParams
+from qkv.generation.sampling_params import SamplingFilters, sampling_params_of
 from qkv.generation.text import stream_text
 from qkv.models import GPT
 from qkv.text import Tokenizer
@@ -20,84 +23,70 @@ from qkv.text.printable import printable
 CUT_OFF = {"length": "--length is reached", "context": "the context is full"}
 
 
-def run(
-    model: ModelName,
-    system: str | None = None,
-    length: int = 500,
-    temperature: float = 0.7,
-    top_k: int | None = None,
-    top_p: float | None = 0.95,
-    min_p: float | None = None,
-    repetition: float = 1.0,
-    seed: int | None = None,
-    machine: tyro.conf.OmitArgPrefixes[Machine] = Machine(),  # noqa: B008 - tyro reads the defaults
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class Chat(SamplingFilters):
     """Chat with a model, line by line.
 
     /again starts a new conversation, /quit or the end of the input ends it, and Ctrl-C interrupts
     the model.
-
-    Args:
-        model: A folder of transformers, a GGUF file, a run's folder, or smollm2; its tokenizer has
-            a chat template.
-        system: The system prompt.
-        length: Maximum number of tokens in an answer.
-        temperature: Above 1 more random, below 1 less; 0 always takes the most probable token.
-        top_k: Sample from the k most probable tokens.
-        top_p: Sample from the fewest tokens whose probabilities sum to this; 1 for all.
-        min_p: Leave out tokens less probable than this times the most probable one.
-        repetition: Above 1, tokens already in the text become less probable.
-        seed: The same seed gives the same answers again.
-        machine: Device and precision.
     """
-    params = SamplingParams(
-        temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, repetition=repetition
-    )
-    check_length(length)
-    opened = open_model(model, machine, GPT)
-    assert isinstance(opened.model, GPT)
 
-    # A missing chat template is reported before the first line is read.
-    ends = end_of_turn_ids(opened.tokenizer)
-    prompt = []
-    if system is not None:
-        prompt.append(Message(role="system", content=system))
+    model: ModelName
+    """A folder of transformers, a GGUF file, a run's folder, or smollm2; its tokenizer has a chat
+    template."""
+    system: str | None = None
+    """The system prompt."""
+    length: int = 500
+    """Maximum number of tokens in an answer."""
+    temperature: float = 0.7
+    top_p: float | None = 0.95
+    seed: int | None = None
+    """The same seed gives the same answers again."""
+    machine: Machine = DEFAULT_MACHINE
+    """Device and precision."""
 
-    session = ChatSession(opened.model, opened.tokenizer, prompt, length, params, ends, seed)
-    empty = True
+    def run(self) -> None:
+        check_length(self.length)
+        model, tokenizer = open_model(self.model, self.machine, GPT)
 
-    for line in typed_lines():
-        if line == "/quit":
-            break
+        # A missing chat template is reported before the first line is read.
+        ends = end_of_turn_ids(tokenizer)
+        session = ChatSession(self, model, tokenizer, ends)
+        empty = True
 
-        if line == "/again":
-            session.restart()
-            note("a new conversation begins")
-            continue
+        for line in typed_lines():
+            if line == "/quit":
+                break
 
-        empty = False
-        with errors_as_notes():
-            session.answer(line)
+            if line == "/again":
+                session.restart()
+                note("a new conversation begins")
+                continue
 
-    if empty and not sys.stdin.isatty():
-        raise ValueError("standard input: it is empty; expected messages, one a line")
+            empty = False
+            with errors_as_notes():
+                session.answer(line)
+
+        if empty and not sys.stdin.isatty():
+            raise ValueError("standard input: it is empty; expected messages, one a line")
 
 
 @dataclass
 class ChatSession:
     """The messages of a chat, and how the model continues them."""
 
+    flags: Chat
     model: GPT
     tokenizer: Tokenizer
-    system: list[Message]
-    """The system message, if there is one; it is never dropped."""
-    length: int
-    params: SamplingParams
     ends: list[int]
-    seed: int | None
+    system: list[Message] = field(default_factory=list)
+    """The system message, if there is one; it is never dropped."""
     messages: list[Message] = field(init=False)
 
     def __post_init__(self) -> None:
+        if self.flags.system is not None:
+            self.system.append(Message(role="system", content=self.flags.system))
+
         self.restart()
 
     def restart(self) -> None:
@@ -121,7 +110,7 @@ class ChatSession:
     def without_oldest(self, messages: list[Message]) -> list[Message]:
         """Drop the oldest messages, with a note, until there is room for an answer."""
         context = self.model.config.context
-        most = max(context - self.length, context // 2)
+        most = max(context - self.flags.length, context // 2)
         fixed = len(self.system)
         recent = messages
 
@@ -144,10 +133,10 @@ class ChatSession:
             self.model,
             self.tokenizer,
             [ids],
-            length=self.length,
-            sampling_params=self.params,
+            length=self.flags.length,
+            sampling_params=sampling_params_of(self.flags),
             end=self.ends,
-            seed=self.seed,
+            seed=self.flags.seed,
         )
 
         try:

@@ -17,7 +17,7 @@ from qkv.command_line.answer_output import answer_line, as_object, as_row, singl
 from qkv.command_line.model_opening import Machine, ModelName, open_model
 from qkv.command_line.output_checks import check_not_input, check_writable
 from qkv.command_line.terminal_bars import progress_bar
-from qkv.command_line.user_input import errors_as_notes, note, note_unknown, typed_lines
+from qkv.command_line.user_input import errors_as_notes, note, note_unknown, reading, typed_lines
 from qkv.data.sources.examples import PAIR_TASKS, Example, example_from_line, open_examples
 from qkv.evaluation import report
 from qkv.evaluation.label_scores import check_label, confusion_matrix, score_answers
@@ -113,7 +113,6 @@ def run(
     """Answer the texts, files, pipe or typed lines of either command."""
     check_flags(texts, pair, inputs)
     model, tokenizer = open_model(name, machine, TaskModel)
-    assert isinstance(model, TaskModel)
     task = model.config.head.task
     check_task(command, name, task, pair)
     writer = AnswerWriter(model, tokenizer, inputs)
@@ -218,10 +217,8 @@ def read_pipe(task: str) -> Iterator[list[Example]]:
 
 def parse_line(line: bytes, task: str, number: int) -> Example:
     origin = f"standard input:{number}"
-    try:
+    with reading(origin):
         return example_from_line(line.decode("utf-8"), task, origin)
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{origin}: not UTF-8 text ({error})") from error
 
 
 # Answers

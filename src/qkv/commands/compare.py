@@ -13,12 +13,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-import tyro
 from rich.console import Console
 
 from qkv import storage
 from qkv.command_line.comparison_results import ComparisonResults, Key, checksums_of
-from qkv.command_line.model_opening import Machine, ModelName
+from qkv.command_line.model_opening import DEFAULT_MACHINE, Machine, ModelName
 from qkv.command_line.output_checks import check_writable
 from qkv.command_line.subjects import model_titles, open_subject, run_task
 from qkv.command_line.user_input import note
@@ -78,118 +77,169 @@ class Training:
         return max(self.epochs, math.ceil(self.steps / updates_per_epoch))
 
 
-def run(
-    model: ModelName,
-    task: str,
-    data: tuple[str, ...],
-    validation: tuple[str, ...],
-    out: Path,
-    shots: tuple[int, ...] = SHOTS,
-    examples: tuple[str, ...] = EXAMPLES,
-    seeds: int = 1,
-    limit: int | None = None,
-    keep: bool = False,
-    training: tyro.conf.OmitArgPrefixes[Training] = Training(),  # noqa: B008
-    machine: tyro.conf.OmitArgPrefixes[Machine] = Machine(),  # noqa: B008
-) -> None:
+DEFAULT_TRAINING = Training()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compare:
     """Compare prompting with fine-tuning on the same data: a table and a figure with intervals.
 
     qkv compare smollm2 --task sst-2 --data train.tsv --validation dev.tsv --out runs/compared
 
     Each result is saved as soon as it is known: the same command continues where it stopped, and
     more shots, examples or seeds add results.
-
-    Args:
-        model: The folder of a run or of transformers, a GGUF file, smollm2, or minilm; a BERT is
-            only fine-tuned.
-        task: sst-2, rte, or a task file (.toml) of kind classification with prompt, columns and
-            classes.
-        data: A table with the task's columns: the examples for prompts and for training.
-        validation: A table with the same columns, on which both are scored.
-        out: The folder for results.json and comparison.png.
-        shots: Solved examples before each question (few-shot).
-        examples: Numbers of training examples, balanced over the classes; all for all of them.
-        seeds: Choices of examples and orders of training; the mean and the spread are reported.
-        limit: Use only the first N rows of the validation data.
-        keep: Keep the fine-tuned models, in the folder's runs.
-        training: Fine-tuning parameters.
-        machine: Device and precision.
     """
-    check_numbers(shots, examples, seeds, limit)
-    prompt = read_task(task)
-    columns = columns_of(prompt)
-    check_writable("out", out / RESULTS)
 
-    # Read all data once, so that a bad row is reported before anything is computed.
-    rows = count_rows(prompt, columns, data, validation)
-    shots = possible_shots(shots, rows, ", ".join(data))
-    sizes = training_sizes(examples, rows, len(prompt.choices), ", ".join(data))
+    model: ModelName
+    """The folder of a run or of transformers, a GGUF file, smollm2, or minilm; a BERT is only
+    fine-tuned."""
+    task: str
+    """sst-2, rte, or a task file (.toml) of kind classification with prompt, columns and
+    classes."""
+    data: tuple[str, ...]
+    """A table with the task's columns: the examples for prompts and for training."""
+    validation: tuple[str, ...]
+    """A table with the same columns, on which both are scored."""
+    out: Path
+    """The folder for results.json and comparison.png."""
+    shots: tuple[int, ...] = SHOTS
+    """Solved examples before each question (few-shot)."""
+    examples: tuple[str, ...] = EXAMPLES
+    """Numbers of training examples, balanced over the classes; all for all of them."""
+    seeds: int = 1
+    """Choices of examples and orders of training; the mean and the spread are reported."""
+    limit: int | None = None
+    """Use only the first N rows of the validation data."""
+    keep: bool = False
+    """Keep the fine-tuned models, in the folder's runs."""
+    training: Training = DEFAULT_TRAINING
+    """Fine-tuning parameters."""
+    machine: Machine = DEFAULT_MACHINE
+    """Device and precision."""
 
-    title = model_titles([model])[0]
-    subject, identity = open_subject(model, title, machine, GPT, BERT)
-    results = ComparisonResults.open(
-        out / RESULTS,
-        {
-            "model": {name: identity[name] for name in IDENTITY},
-            "task": prompt.as_json(),
-            "data": checksums_of(data),
-            "validation": checksums_of(validation),
-            "limit": limit,
-            "training": asdict(training),
-        },
-    )
-    if limit is not None:
-        validation = limited_validation(prompt, validation, limit, out / LIMITED)
+    def run(self) -> None:
+        self.check_numbers()
+        task = read_task(self.task)
+        columns = columns_of(task)
+        check_writable("out", self.out / RESULTS)
 
-    prompted = prompt_keys(shots, seeds)
-    if prompted and not isinstance(subject.model, GPT):
-        note(f"{model}: a BERT does not predict the next token, so it is only fine-tuned")
-        prompted = []
+        # Read all data once, so that a bad row is reported before anything is computed.
+        rows = count_rows(task, columns, self.data, self.validation)
+        shots = possible_shots(self.shots, rows, ", ".join(self.data))
+        sizes = training_sizes(self.examples, rows, len(task.choices), ", ".join(self.data))
 
-    keys = list(prompted)
-    for size in sizes:
-        keys += [Key("fine-tuned", size, seed) for seed in range(seeds)]
+        title = model_titles([self.model])[0]
+        subject, identity = open_subject(self.model, title, self.machine, GPT, BERT)
+        results = ComparisonResults.open(self.out / RESULTS, self.question(task, identity))
+        validation = self.validation
+        if self.limit is not None:
+            validation = limited_validation(task, validation, self.limit, self.out / LIMITED)
 
-    try:
-        for key in results.missing(prompted):
-            note_progress(key, keys)
-            protocol = Protocol(shots=key.examples, seed=key.seed, examples=data)
-            results.add(key, score_prompting(prompt, subject, validation, protocol))
+        prompted = prompt_keys(shots, self.seeds)
+        if prompted and subject.model.predicts != "next":
+            note(f"{self.model}: a BERT does not predict the next token, so it is only fine-tuned")
+            prompted = []
 
-        del subject  # frees the memory for training
-        for key in results.missing(keys):
-            note_progress(key, keys)
-            tune = FinetuneConfig(
-                model=model,
-                task=columns.task,
-                data=data,
-                validation=validation,
-                examples=None if key.examples == rows else key.examples,
-                train=training.train,
-                **columns._asdict(),
+        keys = list(prompted)
+        for size in sizes:
+            keys += [Key("fine-tuned", size, seed) for seed in range(self.seeds)]
+
+        try:
+            for key in results.missing(prompted):
+                note_progress(key, keys)
+                protocol = Protocol(shots=key.examples, seed=key.seed, examples=self.data)
+                results.add(key, score_prompting(task, subject, validation, protocol))
+
+            del subject  # frees the memory for training
+            for key in results.missing(keys):
+                note_progress(key, keys)
+                examples = None if key.examples == rows else key.examples
+                results.add(key, self.score_finetuning(key, columns, validation, examples))
+                if not self.keep:
+                    remove_run(self.run_folder(key))
+        finally:
+            show_results(
+                results, f"{title} on {task.name}", 1 / len(task.choices), self.out / PICTURE
             )
-            folder = out / RUNS / f"{key.examples}-{key.seed}"
-            results.add(key, score_finetuning(tune, training, key, folder, machine))
-            if not keep:
-                remove_run(folder)
-    finally:
-        show_results(results, f"{title} on {prompt.name}", 1 / len(prompt.choices), out / PICTURE)
+
+    def check_numbers(self) -> None:
+        """Refuse bad numbers before anything is read."""
+        Protocol(limit=self.limit, shots=min(self.shots, default=0))
+        if under_torchrun():
+            raise ValueError("compare: it trains several models in turn; start it without torchrun")
+        if self.seeds < 1:
+            raise ValueError(f"seeds: expected 1 or more, not {self.seeds}")
+        if not self.shots and not self.examples:
+            raise ValueError("shots: expected numbers of shots, of examples, or both")
+
+    def question(self, task: EvaluationTask, identity: dict[str, Any]) -> dict[str, Any]:
+        """What a comparison must have in common with the one that it continues."""
+        return {
+            "model": {name: identity[name] for name in IDENTITY},
+            "task": task.as_json(),
+            "data": checksums_of(self.data),
+            "validation": checksums_of(self.validation),
+            "limit": self.limit,
+            "training": asdict(self.training),
+        }
+
+    def run_folder(self, key: Key) -> Path:
+        return self.out / RUNS / f"{key.examples}-{key.seed}"
+
+    def score_finetuning(
+        self, key: Key, columns: ScoreColumns, validation: tuple[str, ...], examples: int | None
+    ) -> dict[str, Any]:
+        """Fine-tune, and validate once, at the end.
+
+        Choosing the best step on the validation data would overestimate the accuracy.
+        """
+        start = time.perf_counter()
+        training = self.training
+        epochs = training.epochs_of(key.examples)
+        batch = min(training.batch, key.examples)
+        tune = FinetuneConfig(
+            model=self.model,
+            task=columns.task,
+            data=self.data,
+            validation=validation,
+            examples=examples,
+            train=training.train,
+            **columns._asdict(),
+        )
+        run = FinetuneRunConfig(
+            out=self.run_folder(key),
+            epochs=epochs,
+            batch=batch,
+            seed=key.seed,
+            device=self.machine.device,
+            precision=self.machine.precision,
+            validate_every=AT_THE_END,
+            checkpoint_every=CHECKPOINT,
+            keep=1,
+            log_every=50,
+            resume=True,
+        )
+        optimizer = replace(DEFAULTS, learning_rate=training.learning_rate)
+        tuning = finetune(tune, optimizer, run, console=Console(stderr=True, highlight=False))
+        if tuning is None or not tuning.outcome.finished:
+            note("the same command continues from here")
+            raise KeyboardInterrupt
+
+        assert tuning.confusion is not None
+
+        return {
+            "accuracy": tuning.measured["accuracy"],
+            "rows": int(tuning.confusion.sum()),
+            "seconds": time.perf_counter() - start,
+            "epochs": epochs,
+            "batch": batch,
+            "measured": tuning.measured,
+            "labels": tuning.labels,
+            "confusion": tuning.confusion.tolist(),
+        }
 
 
-# Flags and data
-
-
-def check_numbers(
-    shots: tuple[int, ...], examples: tuple[str, ...], seeds: int, limit: int | None
-) -> None:
-    """Refuse bad numbers before anything is read."""
-    Protocol(limit=limit, shots=min(shots, default=0))
-    if under_torchrun():
-        raise ValueError("compare: it trains several models in turn; start it without torchrun")
-    if seeds < 1:
-        raise ValueError(f"seeds: expected 1 or more, not {seeds}")
-    if not shots and not examples:
-        raise ValueError("shots: expected numbers of shots, of examples, or both")
+# Data
 
 
 class ScoreColumns(NamedTuple):
@@ -317,49 +367,6 @@ def score_prompting(
         "rows": result.rows,
         "seconds": result.seconds,
         "notes": result.notes,
-    }
-
-
-def score_finetuning(
-    tune: FinetuneConfig, training: Training, key: Key, folder: Path, machine: Machine
-) -> dict[str, Any]:
-    """Fine-tune, and validate once, at the end.
-
-    Choosing the best step on the validation data would overestimate the accuracy.
-    """
-    start = time.perf_counter()
-    epochs = training.epochs_of(key.examples)
-    batch = min(training.batch, key.examples)
-    run = FinetuneRunConfig(
-        out=folder,
-        epochs=epochs,
-        batch=batch,
-        seed=key.seed,
-        device=machine.device,
-        precision=machine.precision,
-        validate_every=AT_THE_END,
-        checkpoint_every=CHECKPOINT,
-        keep=1,
-        log_every=50,
-        resume=True,
-    )
-    optimizer = replace(DEFAULTS, learning_rate=training.learning_rate)
-    tuning = finetune(tune, optimizer, run, console=Console(stderr=True, highlight=False))
-    if tuning is None or not tuning.outcome.finished:
-        note("the same command continues from here")
-        raise KeyboardInterrupt
-
-    assert tuning.confusion is not None
-
-    return {
-        "accuracy": tuning.measured["accuracy"],
-        "rows": int(tuning.confusion.sum()),
-        "seconds": time.perf_counter() - start,
-        "epochs": epochs,
-        "batch": batch,
-        "measured": tuning.measured,
-        "labels": tuning.labels,
-        "confusion": tuning.confusion.tolist(),
     }
 
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
 from rich.console import Console
 
-from qkv.command_line.model_opening import Machine
+from qkv.command_line.model_opening import DEFAULT_MACHINE, Machine
 from qkv.command_line.output_checks import check_writable
 from qkv.command_line.subjects import data_checksums, model_titles, open_subject, run_task
 from qkv.data.sources.files import find_files
@@ -21,7 +21,7 @@ from qkv.evaluation import report
 from qkv.evaluation.bleu import check_translations
 from qkv.evaluation.evaluate import EvaluationResult
 from qkv.evaluation.evaluators import score_translations
-from qkv.evaluation.protocol import Protocol
+from qkv.evaluation.protocol import Protocol, ProtocolFlags
 from qkv.evaluation.task_file import EvaluationTask, read_task
 from qkv.insight.render.figures import score_figure
 from qkv.insight.render.figures.figure_style import check_ending
@@ -31,22 +31,8 @@ TaskData = tuple[EvaluationTask, list[str]]
 """A task and its data files; none for a task with embedded data."""
 
 
-def run(
-    models: tyro.conf.Positional[tuple[str, ...]] = (),
-    task: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = (),
-    data: tuple[str, ...] = (),
-    shots: tuple[int, ...] = (0,),
-    seed: int = 0,
-    limit: int | None = None,
-    examples: tuple[str, ...] = (),
-    window: int | None = None,
-    stride: int | None = None,
-    beams: int = 4,
-    hypotheses: Path | None = None,
-    out: Path | None = None,
-    plot: Path | None = None,
-    machine: tyro.conf.OmitArgPrefixes[Machine] = Machine(),  # noqa: B008 - tyro reads the defaults
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class Evaluate(ProtocolFlags):
     """Score one or several models on one or several tasks, with a confidence interval per score.
 
     qkv evaluate smollm2 --task agreement --task last-word
@@ -63,58 +49,127 @@ def run(
     qkv evaluate runs/translator --task translation --data test.en test.de
 
     qkv evaluate --task translation --hypotheses output.de --data test.de
-
-    Args:
-        models: Folders of runs or of transformers, GGUF files, or smollm2.
-        task: lambada, hellaswag, cbt, blimp, sst-2, rte, translation, perplexity, masked-words;
-            agreement, last-word and french have small embedded data; or a task file (.toml).
-            NAME=FILE gives the task its data.
-        data: The data of the task without =FILE; with several such tasks, one file each, in order.
-        shots: Solved examples before each question (few-shot); several numbers give several
-            scores.
-        seed: Seed of the choice of examples and of the bootstrap intervals.
-        limit: Use only the first N items of each task: rows of a table, sentence pairs, windows of
-            a text (perplexity; see --window and --stride), or chunks as long as the context
-            (masked words).
-        examples: A file to choose the examples from (default: the other rows of the data).
-        window: Perplexity: tokens read at once (default: the context, at most 1,024).
-        stride: Perplexity: tokens scored in each window, the others are context (default: half of
-            the window).
-        beams: Translation: beam width.
-        hypotheses: Existing translations, one a line, to be scored without a model.
-        out: Write all results, and what is needed to repeat them, to this JSON file.
-        plot: Draw the scores to this .png, .svg or .pdf file.
-        machine: Device and precision.
     """
-    tasks = tasks_with_data(task, data)
-    protocol = Protocol(
-        seed=seed, limit=limit, examples=examples, window=window, stride=stride, beams=beams
-    )
-    protocols = [replace(protocol, shots=number) for number in dict.fromkeys(shots)]
-    if not protocols:
-        raise ValueError("shots: expected one number or more")
 
-    check_writable("out", out)
-    check_writable("plot", plot)
-    if plot is not None:
-        check_ending(plot)
+    models: tyro.conf.Positional[tuple[str, ...]] = ()
+    """Folders of runs or of transformers, GGUF files, or smollm2."""
+    task: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
+    """lambada, hellaswag, cbt, blimp, sst-2, rte, translation, perplexity, masked-words; agreement,
+    last-word and french have small embedded data; or a task file (.toml). NAME=FILE gives the task
+    its data."""
+    data: tuple[str, ...] = ()
+    """The data of the task without =FILE; with several such tasks, one file each, in order."""
+    shots: tuple[int, ...] = (0,)
+    """Solved examples before each question (few-shot); several numbers give several scores."""
+    hypotheses: Path | None = None
+    """Existing translations, one a line, to be scored without a model."""
+    out: Path | None = None
+    """Write all results, and what is needed to repeat them, to this JSON file."""
+    plot: Path | None = None
+    """Draw the scores to this .png, .svg or .pdf file."""
+    machine: Machine = DEFAULT_MACHINE
+    """Device and precision."""
 
-    options = asdict(protocol) | {"shots": list(dict.fromkeys(shots))} | asdict(machine)
-    results = EvaluationResults(tasks, options)
+    def run(self) -> None:
+        tasks = tasks_with_data(self.task, self.data)
+        protocol = Protocol(
+            **{field.name: getattr(self, field.name) for field in fields(ProtocolFlags)}
+        )
+        shots = list(dict.fromkeys(self.shots))
+        protocols = [replace(protocol, shots=number) for number in shots]
+        if not protocols:
+            raise ValueError("shots: expected one number or more")
 
-    try:
-        if hypotheses is not None:
-            results.results.append(score_hypotheses(tasks, hypotheses, models, protocols))
-        elif not models:
-            raise ValueError("models: expected one model or more, such as runs/mine or smollm2")
+        check_writable("out", self.out)
+        check_writable("plot", self.plot)
+        if self.plot is not None:
+            check_ending(self.plot)
 
-        evaluate_models(results, list(dict.fromkeys(models)), protocols, machine)
-    except BaseException as error:
-        results.failure = str(error) or type(error).__name__
-        raise
-    finally:
-        if results.results:  # results so far are kept if a later one fails
-            show_results(results, out, plot)
+        results = EvaluationResults(
+            tasks, asdict(protocol) | {"shots": shots} | asdict(self.machine)
+        )
+
+        try:
+            if self.hypotheses is not None:
+                results.results.append(self.score_hypotheses(self.hypotheses, tasks, protocols))
+            elif not self.models:
+                raise ValueError("models: expected one model or more, such as runs/mine or smollm2")
+
+            self.evaluate_models(results, protocols)
+        except BaseException as error:
+            results.failure = str(error) or type(error).__name__
+            raise
+        finally:
+            if results.results:  # results so far are kept if a later one fails
+                self.show_results(results)
+
+    def evaluate_models(self, results: EvaluationResults, protocols: Sequence[Protocol]) -> None:
+        """Evaluate each model on each task, one model in memory at a time."""
+        models = list(dict.fromkeys(self.models))
+        for name, title in zip(models, model_titles(models), strict=True):
+            subject, identity = open_subject(name, title, self.machine, GPT, BERT, Transformer, RNN)
+            results.models[title] = identity
+            for task, data in results.tasks:
+                for result in run_task(task, subject, data, protocols):
+                    results.results.append(result)
+
+            del subject  # frees the memory before the next model is loaded
+
+    def score_hypotheses(
+        self, hypotheses: Path, tasks: Sequence[TaskData], protocols: Sequence[Protocol]
+    ) -> EvaluationResult:
+        """BLEU and chrF of existing translations: --data holds pairs, or references by line."""
+        if self.models or len(tasks) != 1 or tasks[0][0].kind != "translation":
+            raise ValueError("hypotheses: expected --task translation alone, and no model")
+        if any(protocol.shots for protocol in protocols):
+            raise ValueError(
+                "shots: existing translations have no examples before them; leave it out"
+            )
+
+        task, data = tasks[0]
+        if not data:
+            raise ValueError(
+                "data: expected the references: a file with a line each, or pairs of source and "
+                "target"
+            )
+
+        translations = []
+        for file in find_files(str(hypotheses), piped="text"):
+            translations += [line for _, line in read_lines(file)]
+
+        references = read_references(data)
+        check_translations(translations, references)
+        first = slice(self.limit)
+        scores = score_translations(
+            translations[first], references[first], self.seed, "translations as given"
+        )
+
+        return EvaluationResult(task=task.name, model=hypotheses.name, shots=0, **scores)
+
+    def show_results(self, results: EvaluationResults) -> None:
+        """Print the table with its notes, and write the JSON file and the plot."""
+        console = Console(highlight=False)
+        console.print(report.score_table(results.results))
+        for line in report.notes(results.results):
+            console.print(line, style="dim", markup=False, soft_wrap=True)
+
+        finished = {result.task for result in results.results}
+        tasks = []
+        files = {}
+
+        for task, data in results.tasks:
+            if task.name in finished:
+                tasks.append(task)
+                files[task.name] = data_checksums(files_of(task, data))
+
+        values = report.as_json(
+            results.results, tasks, files, results.models, results.options, failure=results.failure
+        )
+        if self.out is not None:
+            report.write_json(self.out, values)
+
+        if self.plot is not None:
+            score_figure.plot(values, self.plot)
 
 
 @dataclass
@@ -126,49 +181,6 @@ class EvaluationResults:
     models: dict[str, Any] = field(default_factory=dict)
     results: list[EvaluationResult] = field(default_factory=list)
     failure: str = ""
-
-
-def evaluate_models(
-    results: EvaluationResults,
-    models: list[str],
-    protocols: Sequence[Protocol],
-    machine: Machine,
-) -> None:
-    """Evaluate each model on each task, one model in memory at a time."""
-    for name, title in zip(models, model_titles(models), strict=True):
-        subject, identity = open_subject(name, title, machine, GPT, BERT, Transformer, RNN)
-        results.models[title] = identity
-        for task, data in results.tasks:
-            for result in run_task(task, subject, data, protocols):
-                results.results.append(result)
-
-        del subject  # frees the memory before the next model is loaded
-
-
-def show_results(results: EvaluationResults, out: Path | None, plot: Path | None) -> None:
-    """Print the table with its notes, and write the JSON file and the plot."""
-    console = Console(highlight=False)
-    console.print(report.score_table(results.results))
-    for line in report.notes(results.results):
-        console.print(line, style="dim", markup=False, soft_wrap=True)
-
-    finished = {result.task for result in results.results}
-    tasks = []
-    files = {}
-
-    for task, data in results.tasks:
-        if task.name in finished:
-            tasks.append(task)
-            files[task.name] = data_checksums(files_of(task, data))
-
-    values = report.as_json(
-        results.results, tasks, files, results.models, results.options, failure=results.failure
-    )
-    if out is not None:
-        report.write_json(out, values)
-
-    if plot is not None:
-        score_figure.plot(values, plot)
 
 
 # Tasks and their data
@@ -241,74 +253,35 @@ def with_distinct_names(tasks: Sequence[TaskData]) -> list[TaskData]:
 
     renamed = []
     for task, data in different.values():
-        same = [item for item in different.values() if item[0].name == task.name]
+        same = [labels(*item) for item in different.values() if item[0].name == task.name]
         if len(same) > 1:
-            label = distinguishing_label(same)
-            task = replace(task, name=f"{task.name} ({label(task, data)})")
+            label = distinguishing_label(labels(task, data), same)
+            task = replace(task, name=f"{task.name} ({label})")
 
         renamed.append((task, data))
 
     return renamed
 
 
-def distinguishing_label(tasks: Sequence[TaskData]) -> Callable[[EvaluationTask, list[str]], str]:
-    """The shortest way to label these tasks so that all labels differ."""
-    for label in (short_names, full_names):
-        if len({label(task, data) for task, data in tasks}) == len(tasks):
+def distinguishing_label(own: Sequence[str], same: Sequence[Sequence[str]]) -> str:
+    """The shortest of a task's labels where those of all tasks of its name differ."""
+    for label, names in zip(own, zip(*same, strict=True), strict=True):
+        if len(set(names)) == len(names):
             return label
 
-    return lambda task, data: f"{task.origin}, {full_names(task, data)}"
+    return own[-1]
+
+
+def labels(task: EvaluationTask, data: Sequence[str]) -> list[str]:
+    """What a task may be called by: names of its files, their paths, and the task's own file."""
+    files = files_of(task, data)
+    paths = ", ".join(files)
+    return [", ".join(Path(file).name for file in files), paths, f"{task.origin}, {paths}"]
 
 
 def files_of(task: EvaluationTask, data: Sequence[str]) -> Sequence[str]:
     """The files of a task: those of the command line, or its embedded data."""
     return data or [task.beside(task.data)]
-
-
-def full_names(task: EvaluationTask, data: Sequence[str]) -> str:
-    return ", ".join(files_of(task, data))
-
-
-def short_names(task: EvaluationTask, data: Sequence[str]) -> str:
-    return ", ".join(Path(file).name for file in files_of(task, data))
-
-
-# Existing translations
-
-
-def score_hypotheses(
-    tasks: Sequence[TaskData],
-    hypotheses: Path,
-    models: Sequence[str],
-    protocols: Sequence[Protocol],
-) -> EvaluationResult:
-    """BLEU and chrF of existing translations: --data holds pairs, or a reference on each line."""
-    if models or len(tasks) != 1 or tasks[0][0].kind != "translation":
-        raise ValueError("hypotheses: expected --task translation alone, and no model")
-    if any(protocol.shots for protocol in protocols):
-        raise ValueError("shots: existing translations have no examples before them; leave it out")
-
-    task, data = tasks[0]
-    if not data:
-        raise ValueError(
-            "data: expected the references: a file with a line each, or pairs of source and target"
-        )
-
-    translations = []
-    for file in find_files(str(hypotheses), piped="text"):
-        translations += [line for _, line in read_lines(file)]
-
-    references = read_references(data)
-    check_translations(translations, references)
-    protocol = protocols[0]
-    scores = score_translations(
-        translations[: protocol.limit],
-        references[: protocol.limit],
-        protocol.seed,
-        "translations as given",
-    )
-
-    return EvaluationResult(task=task.name, model=hypotheses.name, shots=0, **scores)
 
 
 def read_references(data: Sequence[str]) -> list[str]:

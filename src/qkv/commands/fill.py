@@ -42,10 +42,9 @@ def run(
     if not masked:
         raise ValueError("text: it is empty; expected a text with [mask] where a word is missing")
 
-    opened = open_model(model, machine, BERT)
-    assert isinstance(opened.model, BERT)
-    masks = fill(opened.model, opened.tokenizer, masked, top=top)
-    note_unknown(opened.tokenizer, masks_of(opened.tokenizer).split(masked))
+    bert, tokenizer = open_model(model, machine, BERT)
+    masks = fill(bert, tokenizer, masked, top=top)
+    note_unknown(tokenizer, masks_of(tokenizer).split(masked))
     if as_json:
         print_json(masks)
     else:

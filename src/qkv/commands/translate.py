@@ -13,7 +13,7 @@ import torch
 import tyro
 
 from qkv import storage
-from qkv.command_line.model_opening import Machine, open_model
+from qkv.command_line.model_opening import DEFAULT_MACHINE, Machine, open_model
 from qkv.command_line.output_checks import check_not_input, check_writable
 from qkv.command_line.terminal_bars import progress_bar
 from qkv.command_line.user_input import (
@@ -39,84 +39,73 @@ Alignment = list[tuple[str, list[tuple[str, float]]]]
 """Each target word with the source words and their attention weights, the heaviest first."""
 
 
-def run(
-    models: Annotated[
-        tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="MODEL [MODEL]")
-    ],
-    data: tuple[Path, ...] = (),
-    text: str | None = None,
-    out: Path | None = None,
-    beams: int = 4,
-    n_best: int = 1,
-    length: int | None = None,
-    length_penalty: float = 0.6,
-    align: Annotated[bool, tyro.conf.arg(name="alignment")] = False,
-    as_json: Annotated[bool, tyro.conf.arg(name="json")] = False,
-    machine: tyro.conf.OmitArgPrefixes[Machine] = Machine(),  # noqa: B008 - tyro reads the defaults
-) -> None:
-    """Translate line by line: a text, files, a pipe, or what you type. Lines keep their order.
+@dataclass(frozen=True, kw_only=True)
+class Translate:
+    """Translate line by line: a text, files, a pipe, or what you type. Lines keep their order."""
 
-    Args:
-        models: The folder of a run or of transformers; several with one vocabulary are an
-            ensemble.
-        data: Files to translate; - is standard input.
-        text: One text to translate.
-        out: Write the translations to this file, which is written completely or not at all.
-        beams: Beam width; 1 is greedy decoding.
-        n_best: Translations shown for each line, each as: line ||| translation ||| score
-        length: Maximum number of tokens (default: twice the source's and a few more).
-        length_penalty: Above 0 favours longer translations, as in the Transformer paper; 0 ranks
-            by log-probability alone.
-        align: Show which source words each target word attends to, for the best translation.
-        as_json: Print a line of JSON for each line: source, translations with scores, and with
-            --alignment the alignment.
-        machine: Device and precision.
-    """
-    check_flags(models, data, text, length, align)
-    check_writable("out", out)
-    check_not_input(out, data, "translated")
+    models: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="MODEL [MODEL]")]
+    """The folder of a run or of transformers; several with one vocabulary are an ensemble."""
+    data: tuple[Path, ...] = ()
+    """Files to translate; - is standard input."""
+    text: str | None = None
+    """One text to translate."""
+    out: Path | None = None
+    """Write the translations to this file, which is written completely or not at all."""
+    beams: int = 4
+    """Beam width; 1 is greedy decoding."""
+    n_best: int = 1
+    """Translations shown for each line, each as: line ||| translation ||| score"""
+    length: int | None = None
+    """Maximum number of tokens (default: twice the source's and a few more)."""
+    length_penalty: float = 0.6
+    """Above 0 favours longer translations, as in the Transformer paper; 0 ranks by log-probability
+    alone."""
+    align: Annotated[bool, tyro.conf.arg(name="alignment")] = False
+    """Show which source words each target word attends to, for the best translation."""
+    as_json: Annotated[bool, tyro.conf.arg(name="json")] = False
+    """Print a line of JSON for each line: source, translations with scores, and with --alignment
+    the alignment."""
+    machine: Machine = DEFAULT_MACHINE
+    """Device and precision."""
 
-    # Read all input before the model, so that a missing file is reported at once.
-    interactive = text is None and not data and sys.stdin.isatty()
-    texts: list[str] = []
-    if text is not None:
-        texts = [text]
-    elif not interactive:
-        texts = read_lines(data)
+    def run(self) -> None:
+        self.check_flags()
+        check_writable("out", self.out)
+        check_not_input(self.out, self.data, "translated")
 
-    translators, tokenizer = open_ensemble(models, machine)
-    translator = LineTranslator(
-        translators, tokenizer, beams, n_best, length, length_penalty, align, as_json
-    )
-    if interactive:
-        translate_typed(translator)
-    else:
-        translate_lines(translator, texts, out)
+        # Read all input before the model, so that a missing file is reported at once.
+        interactive = self.text is None and not self.data and sys.stdin.isatty()
+        texts: list[str] = []
+        if self.text is not None:
+            texts = [self.text]
+        elif not interactive:
+            texts = read_lines(self.data)
 
+        translator = LineTranslator(self, *open_ensemble(self.models, self.machine))
+        if interactive:
+            translator.translate_typed()
+        else:
+            translator.translate_lines(texts)
 
-def check_flags(
-    models: Sequence[str],
-    data: Sequence[Path],
-    text: str | None,
-    length: int | None,
-    align: bool,
-) -> None:
-    """Refuse flags that do not go together before anything is read."""
-    if not models:
-        raise ValueError("model: expected the folder of a translator, or several")
+    def check_flags(self) -> None:
+        """Refuse flags that do not go together before anything is read."""
+        if not self.models:
+            raise ValueError("model: expected the folder of a translator, or several")
 
-    if length is not None:
-        check_length(length)
+        if self.length is not None:
+            check_length(self.length)
 
-    if align and len(models) > 1:
-        raise ValueError("alignment: an ensemble has one per model; expected a single model")
-    if text is not None and data:
-        raise ValueError("text: files are given as well; leave one of them out")
-    if text is not None and not text.strip():
-        raise ValueError("text: there is nothing to translate; expected a sentence")
+        if self.align and len(self.models) > 1:
+            raise ValueError("alignment: an ensemble has one per model; expected a single model")
+        if self.text is not None and self.data:
+            raise ValueError("text: files are given as well; leave one of them out")
+        if self.text is not None and not self.text.strip():
+            raise ValueError("text: there is nothing to translate; expected a sentence")
 
 
-def open_ensemble(models: Sequence[str], machine: Machine) -> tuple[list[Any], Tokenizer]:
+def open_ensemble(
+    models: Sequence[str], machine: Machine
+) -> tuple[list[Transformer | RNN], Tokenizer]:
     """The models and their common tokenizer."""
     opened = [open_model(name, machine, Transformer, RNN) for name in models]
     tokenizer = opened[0].tokenizer
@@ -133,67 +122,61 @@ def open_ensemble(models: Sequence[str], machine: Machine) -> tuple[list[Any], T
 
 @dataclass(frozen=True)
 class LineTranslator:
-    """Models with the search parameters, and how a translation is printed."""
+    """Models with the flags of their search and of the output."""
 
-    models: list[Any]
+    flags: Translate
+    models: list[Transformer | RNN]
     tokenizer: Tokenizer
-    beams: int
-    n_best: int
-    length: int | None
-    length_penalty: float
-    align: bool
-    as_json: bool
 
     def translate(self, texts: Sequence[str]) -> Iterator[tuple[int, list[Translation]]]:
         """The best translations of each text with its index, in the order they are finished."""
+        flags = self.flags
         return translate_texts(
             self.models,
             self.tokenizer,
             texts,
-            beams=self.beams,
-            n_best=self.n_best,
-            length=self.length,
-            length_penalty=self.length_penalty,
+            beams=flags.beams,
+            n_best=flags.n_best,
+            length=flags.length,
+            length_penalty=flags.length_penalty,
         )
 
     def format(self, number: int, source: str, translations: list[Translation]) -> str:
         """The output for one line, `number` counted from 1."""
         aligned = None
-        if self.align:
+        if self.flags.align:
             aligned = align_words(self.models[0], self.tokenizer, source, translations[0])
 
-        if self.as_json:
+        if self.flags.as_json:
             return as_object(source, translations, aligned)
 
-        return as_text(number, translations, self.n_best, aligned)
+        return as_text(number, translations, self.flags.n_best, aligned)
 
+    def translate_typed(self) -> None:
+        """Translate each line as it is typed."""
+        for line in typed_lines():
+            with errors_as_notes():
+                ((_, translations),) = self.translate([line])
+                note_unknown(self.tokenizer, [line])
+                print(printable(self.format(1, line, translations)), flush=True)
 
-def translate_typed(translator: LineTranslator) -> None:
-    """Translate each line as it is typed."""
-    for line in typed_lines():
-        with errors_as_notes():
-            ((_, translations),) = translator.translate([line])
-            note_unknown(translator.tokenizer, [line])
-            print(printable(translator.format(1, line, translations)), flush=True)
+    def translate_lines(self, texts: list[str]) -> None:
+        """Translate all texts and print or write them in their order."""
+        note_unknown(self.tokenizer, texts)
+        lines = [""] * len(texts)
 
+        with progress_bar("translating") as advance:
+            for done, (row, translations) in enumerate(self.translate(texts), start=1):
+                lines[row] = self.format(row + 1, texts[row], translations)
+                advance(done, len(texts))
 
-def translate_lines(translator: LineTranslator, texts: list[str], out: Path | None) -> None:
-    """Translate all texts and print or write them in their order."""
-    note_unknown(translator.tokenizer, texts)
-    lines = [""] * len(texts)
-
-    with progress_bar("translating") as advance:
-        for done, (row, translations) in enumerate(translator.translate(texts), start=1):
-            lines[row] = translator.format(row + 1, texts[row], translations)
-            advance(done, len(texts))
-
-    output = "\n".join([*lines, ""])
-    if out is not None:
-        storage.write_text(out, output)
-    elif sys.stdout.isatty():
-        sys.stdout.write(printable(output))
-    else:
-        sys.stdout.write(output)
+        output = "\n".join([*lines, ""])
+        if self.flags.out is not None:
+            storage.write_text(self.flags.out, output)
+        elif sys.stdout.isatty():
+            sys.stdout.write(printable(output))
+        else:
+            sys.stdout.write(output)
 
 
 def read_lines(files: Sequence[Path]) -> list[str]:

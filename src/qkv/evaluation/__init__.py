@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from qkv.evaluation.bleu import TranslationScores, bleu
     from qkv.evaluation.evaluate import EvaluationResult, evaluate
+    from qkv.evaluation.evaluators import add_kind
     from qkv.evaluation.intervals import Score
     from qkv.evaluation.perplexity import Perplexity, text_perplexity, translation_perplexity
     from qkv.evaluation.protocol import Protocol, Subject
@@ -17,6 +18,7 @@ else:
         {
             "qkv.evaluation.bleu": ("TranslationScores", "bleu"),
             "qkv.evaluation.evaluate": ("EvaluationResult", "evaluate"),
+            "qkv.evaluation.evaluators": ("add_kind",),
             "qkv.evaluation.intervals": ("Score",),
             "qkv.evaluation.perplexity": (
                 "Perplexity",
@@ -36,6 +38,7 @@ __all__ = [
     "Score",
     "Subject",
     "TranslationScores",
+    "add_kind",
     "bleu",
     "evaluate",
     "read_task",

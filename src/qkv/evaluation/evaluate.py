@@ -7,20 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from qkv.evaluation.evaluators import evaluator_for
+from qkv.evaluation.evaluators import EVALUATORS, evaluate_likelihoods
 from qkv.evaluation.intervals import Score
 from qkv.evaluation.likelihood import Progress, ignore_progress
-from qkv.evaluation.protocol import Protocol, Subject, supports_few_shot
-from qkv.evaluation.task_file import TEXTS, EvaluationTask
+from qkv.evaluation.protocol import Evaluation, Protocol, Subject, supports_few_shot
+from qkv.evaluation.task_file import KINDS, EvaluationTask
 from qkv.nn.config import documented
-
-__all__ = [
-    "EvaluationResult",
-    "Protocol",
-    "Subject",
-    "evaluate",
-    "supports_few_shot",
-]
 
 ZERO_SHOT = Protocol()
 
@@ -98,26 +90,21 @@ def evaluate(
     start = time.perf_counter()
     data = data or embedded_data(task)
     shots = protocol.shots if supports_few_shot(task, subject.model) else 0
-    measurement = evaluator_for(task)(task, subject, data, protocol, progress)
+    evaluator = EVALUATORS.get(task.kind, evaluate_likelihoods)
+    measurement = evaluator(Evaluation(task, subject, data, protocol, progress))
 
     # Keep the metrics that the task reports; "accuracy by bytes" counts as accuracy.
-    scores = [
+    measurement["scores"] = tuple(
         score for score in measurement["scores"] if score.name.partition(" by ")[0] in task.metrics
-    ]
-    notes = measurement["notes"]
+    )
     if shots != protocol.shots:
-        notes += ("no examples: they precede questions, not texts to predict or to translate",)
+        measurement["notes"] += (
+            "no examples: they precede questions, not texts to predict or to translate",
+        )
 
+    seconds = time.perf_counter() - start
     return EvaluationResult(
-        task=task.name,
-        model=subject.name,
-        shots=shots,
-        rows=measurement["rows"],
-        scores=tuple(scores),
-        notes=notes,
-        facts=measurement["facts"],
-        random_baseline=measurement.get("random_baseline"),
-        seconds=time.perf_counter() - start,
+        task=task.name, model=subject.name, shots=shots, seconds=seconds, **measurement
     )
 
 
@@ -127,7 +114,7 @@ def embedded_data(task: EvaluationTask) -> list[str]:
         return [task.beside(task.data)]
 
     needs = f"a table with {', '.join(task.columns)} as columns"
-    if task.kind in (*TEXTS, "translation"):
+    if KINDS[task.kind].running_text or task.kind == "translation":
         needs = "files of text"
 
     raise ValueError(f"data: the task {task.name} has none of its own; give --data FILE, {needs}")

@@ -13,70 +13,54 @@ from qkv.evaluation.intervals import Score, accuracy
 from qkv.evaluation.intervals import perplexity as perplexity_score
 from qkv.evaluation.likelihood import (
     Likelihood,
-    Progress,
     Request,
     likelihoods,
     truncate_requests,
 )
 from qkv.evaluation.perplexity import (
-    Perplexity,
     text_perplexity,
     translation_perplexity,
     window_and_stride,
 )
 from qkv.evaluation.protocol import (
+    Evaluation,
     Measurement,
-    Protocol,
     Subject,
     examples_note,
-    few_shot_questions,
     read_first,
-    read_task_rows,
     unknown_note,
 )
 from qkv.evaluation.question import Question, count_unknown, encode_requests
-from qkv.evaluation.task_file import EvaluationTask, Normalise, fill, template_parts
+from qkv.evaluation.task_file import (
+    KINDS,
+    EvaluationTask,
+    Normalise,
+    TaskKind,
+    fill,
+    template_parts,
+)
 from qkv.generation.text import complete
 from qkv.generation.translate import translate_texts
-from qkv.models import BERT, GPT, TaskModel
-from qkv.models.model import Model
+from qkv.models import BERT, GPT
+from qkv.models.model import expect
 
 LONGEST_LINE = 128
 """Maximum number of tokens that a GPT generates for a line."""
 BATCH = 8
 """Prompts that a GPT continues at once."""
 
-Evaluator = Callable[
-    [EvaluationTask, Subject, Sequence[str], Protocol, Progress],
-    Measurement,
-]
-
-
-def evaluator_for(task: EvaluationTask) -> Evaluator:
-    """The evaluator of a task's kind; every kind not listed compares log-likelihoods."""
-    evaluators: dict[str, Evaluator] = {
-        "line": evaluate_lines,
-        "perplexity": evaluate_perplexity,
-        "masked words": evaluate_masked_words,
-        "translation": evaluate_translations,
-    }
-    return evaluators.get(task.kind, evaluate_likelihoods)
+Evaluator = Callable[[Evaluation], Measurement]
 
 
 # Log-likelihood of options
 
 
-def evaluate_likelihoods(
-    task: EvaluationTask,
-    subject: Subject,
-    data: Sequence[str],
-    protocol: Protocol,
-    progress: Progress,
-) -> Measurement:
+def evaluate_likelihoods(evaluation: Evaluation) -> Measurement:
     """Score the options of each question by their log-likelihood after the prompt."""
+    task, subject, _, protocol, progress = evaluation
     model = require_gpt(task, subject)
-    rows = read_task_rows(task, data, protocol.limit)
-    questions = few_shot_questions(task, rows, data, protocol)
+    rows = evaluation.rows()
+    questions = evaluation.questions(rows)
 
     # One request for each option
     pairs: list[tuple[str, str]] = []
@@ -166,13 +150,12 @@ def choice_scores(
 
 
 def require_gpt(task: EvaluationTask, subject: Subject) -> GPT:
-    if not isinstance(subject.model, GPT):
-        raise ValueError(
-            f"{subject.name}: {task.name} needs a GPT, which predicts the next token, "
-            f"not a {class_name(subject.model)}"
-        )
-
-    return subject.model
+    return expect(
+        subject.model,
+        GPT,
+        f"{subject.name}: {task.name} needs a GPT, which predicts the next token, "
+        f"not a {type(subject.model).__name__}",
+    )
 
 
 def prefers_gold(question: Question, answers: Sequence[Likelihood], divisor: Normalise) -> bool:
@@ -200,83 +183,66 @@ def option_length(choice: str, answer: Likelihood, divisor: Normalise) -> int:
 # Generated lines
 
 
-def evaluate_lines(
-    task: EvaluationTask,
-    subject: Subject,
-    data: Sequence[str],
-    protocol: Protocol,
-    progress: Progress,
-) -> Measurement:
+def evaluate_lines(evaluation: Evaluation) -> Measurement:
     """Greedy lines are correct if they equal an accepted answer, up to case and outer spaces."""
-    require_gpt(task, subject)
-    rows = read_task_rows(task, data, protocol.limit)
-    questions = few_shot_questions(task, rows, data, protocol)
-    lines = list(generate_lines(subject, questions, progress))
-    correct = [
-        is_accepted(line, question.choices) for line, question in zip(lines, questions, strict=True)
-    ]
+    rows = evaluation.rows()
+    questions = evaluation.questions(rows)
+    lines = list(generate_lines(evaluation, questions))
+    correct = []
+    for line, question in zip(lines, questions, strict=True):
+        correct.append(line.casefold() in map(str.casefold, question.choices))
 
     return {
         "rows": len(rows),
         "scores": (accuracy(correct),),
         "notes": (
-            *examples_note(protocol),
+            *examples_note(evaluation.protocol),
             "greedy, to the end of the line; correct if it equals an accepted answer",
         ),
         "facts": {"lines": lines},
     }
 
 
-def is_accepted(line: str, accepted: Sequence[str]) -> bool:
-    return line.casefold() in map(str.casefold, accepted)
-
-
-def generate_lines(
-    subject: Subject, questions: Sequence[Question], progress: Progress
-) -> Iterator[str]:
+def generate_lines(evaluation: Evaluation, questions: Sequence[Question]) -> Iterator[str]:
     """The greedy continuation of each prompt up to the end of the line, stripped."""
-    assert isinstance(subject.model, GPT)
+    model = require_gpt(evaluation.task, evaluation.subject)
     for start in range(0, len(questions), BATCH):
         batch = questions[start : start + BATCH]
         lines = complete(
-            subject.model,
-            subject.tokenizer,
+            model,
+            evaluation.subject.tokenizer,
             [question.context for question in batch],
             length=LONGEST_LINE,
             stop=["\n"],
             temperature=0.0,
         )
         yield from map(str.strip, lines)
-        progress(start + len(batch), len(questions))
+        evaluation.progress(start + len(batch), len(questions))
 
 
 # Perplexity
 
 
-def evaluate_perplexity(
-    task: EvaluationTask,
-    subject: Subject,
-    data: Sequence[str],
-    protocol: Protocol,
-    progress: Progress,
-) -> Measurement:
+def evaluate_perplexity(evaluation: Evaluation) -> Measurement:
     """The perplexity of texts under a GPT, or of targets given their sources."""
-    name, model, tokenizer = subject
-    if isinstance(model, TaskModel):
+    task, (name, model, tokenizer), data, protocol, progress = evaluation
+    if model.task is not None:
         raise ValueError(
             f"{name}: a fine-tuned model is scored on its own task: qkv classify --data FILE"
         )
-    if isinstance(model, BERT):
+    if model.predicts not in ("next", "target"):
         raise ValueError(
             f"{name}: a BERT reads in both directions and has no perplexity; "
             "score its predictions of masked words: --task masked-words"
         )
 
+    counts = ("tokens", "scored", "characters", "bytes", "unknown")
     facts: dict[str, Any] = {}
-    if isinstance(model, GPT):
-        window, stride = window_and_stride(model, protocol.window, protocol.stride)
+    if model.predicts == "next":
+        gpt = require_gpt(task, evaluation.subject)
+        window, stride = window_and_stride(gpt, protocol.window, protocol.stride)
         result = text_perplexity(
-            model,
+            gpt,
             tokenizer,
             open_texts(data, column=task.columns[0]),
             window=window,
@@ -300,33 +266,22 @@ def evaluate_perplexity(
             f"{result.tokens:,} tokens, {result.scored:,} scored",
             *unknown_note(tokenizer, result.unknown, result.tokens),
         ),
-        "facts": facts | perplexity_counts(result),
+        "facts": facts | {name: getattr(result, name) for name in counts},
     }
-
-
-def perplexity_counts(result: Perplexity) -> dict[str, int]:
-    names = ("tokens", "scored", "characters", "bytes", "unknown")
-    return {name: getattr(result, name) for name in names}
 
 
 # Masked words
 
 
-def evaluate_masked_words(
-    task: EvaluationTask,
-    subject: Subject,
-    data: Sequence[str],
-    protocol: Protocol,
-    progress: Progress,
-) -> Measurement:
+def evaluate_masked_words(evaluation: Evaluation) -> Measurement:
     """How well a BERT predicts masked tokens of a text."""
-    name, model, tokenizer = subject
-    if not isinstance(model, BERT):
-        raise ValueError(
-            f"{name}: {task.name} needs a BERT, which reads in both directions, "
-            f"not a {class_name(model)}"
-        )
-
+    task, (name, subject_model, tokenizer), data, protocol, progress = evaluation
+    model = expect(
+        subject_model,
+        BERT,
+        f"{name}: {task.name} needs a BERT, which reads in both directions, "
+        f"not a {type(subject_model).__name__}",
+    )
     result = masked_accuracy.masked_accuracy(
         model,
         tokenizer,
@@ -360,26 +315,19 @@ def evaluate_masked_words(
 # Translations
 
 
-def evaluate_translations(
-    task: EvaluationTask,
-    subject: Subject,
-    data: Sequence[str],
-    protocol: Protocol,
-    progress: Progress,
-) -> Measurement:
+def evaluate_translations(evaluation: Evaluation) -> Measurement:
     """BLEU and chrF of translations by beam search, or by prompting a GPT."""
-    name, model, tokenizer = subject
-    rows = read_task_rows(task, data, protocol.limit)
+    task, (name, model, tokenizer), _, protocol, progress = evaluation
+    rows = evaluation.rows()
     references = [fill(task.answer, row) for row in rows]
-    if isinstance(model, BERT | TaskModel):
+    if model.predicts not in ("next", "target"):
         raise ValueError(
             f"{name}: a BERT does not translate; expected a transformer, an rnn or a gpt"
         )
 
-    if isinstance(model, GPT):
+    if model.predicts == "next":
         require_prompt(task, name)
-        questions = few_shot_questions(task, rows, data, protocol)
-        hypotheses = list(generate_lines(subject, questions, progress))
+        hypotheses = list(generate_lines(evaluation, evaluation.questions(rows)))
         decoding = ", ".join((*examples_note(protocol), "greedy, to the end of the line"))
         return score_translations(hypotheses, references, protocol.seed, decoding)
 
@@ -419,5 +367,39 @@ def score_translations(
     }
 
 
-def class_name(model: Model) -> str:
-    return type(model).__name__
+EVALUATORS: dict[str, Evaluator] = {
+    "line": evaluate_lines,
+    "perplexity": evaluate_perplexity,
+    "masked words": evaluate_masked_words,
+    "translation": evaluate_translations,
+}
+"""The evaluators of kinds; every kind not listed compares log-likelihoods."""
+
+
+def add_kind(
+    name: str,
+    evaluator: Evaluator,
+    *,
+    required: tuple[str, ...] = ("template",),
+    metrics: tuple[str, ...] = ("accuracy",),
+    running_text: bool = False,
+) -> None:
+    """Add a kind of task, for task files with `kind = "name"`.
+
+    Args:
+        name: The name of the kind.
+        evaluator: Called with an `Evaluation`; returns its rows, scores, notes and facts.
+        required: Fields that its task files must have.
+        metrics: Names of its scores.
+        running_text: It scores running text instead of the rows of a table.
+
+    Example:
+        >>> from qkv.evaluation.intervals import accuracy
+        >>> def long_rows(evaluation):
+        ...     rows = evaluation.rows()
+        ...     scores = (accuracy([len(row["text"]) > 9 for row in rows]),)
+        ...     return {"rows": len(rows), "scores": scores, "notes": (), "facts": {}}
+        >>> add_kind("long rows", long_rows)
+    """
+    KINDS[name] = TaskKind(required, metrics, running_text)
+    EVALUATORS[name] = evaluator

@@ -95,8 +95,7 @@ def perplexity(
 ) -> Score:
     """exp of the mean negative log-probability; the bootstrap draws the given units of tokens."""
     units = np.array([[math.fsum(unit), len(unit)] for unit in log_probabilities])
-    low, high = bootstrap(units, exp_mean, seed=seed)
-    return Score(name, exp_mean(units.sum(0)), low, high, higher_is_better=False)
+    return bootstrap_score(name, units, exp_mean, higher_is_better=False, seed=seed)
 
 
 def exp_mean(sums: Float[np.ndarray, "2"]) -> float:

@@ -20,7 +20,8 @@ from torch import Tensor
 
 from qkv.data.batches.padding import pad_rows
 from qkv.generation.generate import without_dropout
-from qkv.models import BERT, GPT, RNN, Transformer
+from qkv.models import GPT
+from qkv.models.model import Model
 from qkv.nn.cache import NO_STATE
 from qkv.nn.linear.onednn import prepacking, small_enough
 
@@ -375,7 +376,7 @@ def predicting_positions(
 
 
 def token_log_probabilities(
-    model: GPT | BERT | Transformer | RNN, hidden: Float[Tensor, "N E"], targets: Int[Tensor, "N"]
+    model: Model, hidden: Float[Tensor, "N E"], targets: Int[Tensor, "N"]
 ) -> tuple[Float[Tensor, "N"], Bool[Tensor, "N"]]:
     """The log-probability of each target, and whether it is the most likely token.
 

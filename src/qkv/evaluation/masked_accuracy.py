@@ -125,13 +125,9 @@ def score_rows(model: BERT, batch: Batch) -> list[RowScores]:
 
 def masked_scores(rows: list[RowScores], seed: int) -> tuple[tuple[Score, Score], int]:
     """Accuracy and perplexity of the masked tokens, and their number; the bootstrap draws rows."""
-    counts: list[tuple[int, int]] = []
-    logprobs: list[list[float]] = []
-    for row in rows:
-        counts.append((row.correct, len(row.logprobs)))
-        logprobs.append(row.logprobs)
-
-    units = np.array(counts, dtype=np.float64)
+    units = np.array([(row.correct, len(row.logprobs)) for row in rows], dtype=np.float64)
     accuracy = bootstrap_score("accuracy", units, ratio, percent=True, seed=seed)
 
-    return (accuracy, perplexity(logprobs, seed=seed)), int(units[:, 1].sum())
+    tokens = perplexity([row.logprobs for row in rows], seed=seed)
+
+    return (accuracy, tokens), int(units[:, 1].sum())

@@ -7,12 +7,12 @@ character and per byte can be compared across tokenizers.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 
 import torch
-from torch import Tensor
 
 from qkv.data.batches.padding import pad_rows
 from qkv.data.sources.lines import DocumentPart
@@ -28,7 +28,8 @@ from qkv.evaluation.likelihood import (
 )
 from qkv.evaluation.question import count_unknown, first_token
 from qkv.generation.generate import without_dropout
-from qkv.models import GPT, RNN, Transformer
+from qkv.models import GPT
+from qkv.models.model import Model
 from qkv.nn.config import documented
 from qkv.text import Tokenizer
 
@@ -84,11 +85,8 @@ class TextWindows:
     requests: list[Request] = field(default_factory=list)
     ids: list[int] = field(default_factory=list)
     """Ids of the current document."""
-    tokens: int = 0
-    characters: int = 0
-    bytes: int = 0
-    documents: int = 0
-    unknown: int = 0
+    counts: Counter[str] = field(default_factory=Counter)
+    """Tokens, characters, bytes, documents and unknown tokens of the text."""
 
     @property
     def full(self) -> bool:
@@ -106,35 +104,28 @@ class TextWindows:
                 ends = True
 
         self.ids += ids
-        self.characters += len(text)
-        self.bytes += len(text.encode())
+        self.counts.update(characters=len(text), bytes=len(text.encode()))
         if ends:
             self.end_document()
 
     def end_document(self) -> None:
         self.requests += windows([self.start, *self.ids], self.window, self.stride)
-        self.tokens += len(self.ids)
-        self.documents += 1
-        self.unknown += count_unknown(self.tokenizer, self.ids)
+        unknown = count_unknown(self.tokenizer, self.ids)
+        self.counts.update(tokens=len(self.ids), documents=1, unknown=unknown)
         self.ids = []
 
     def summarise(self, results: Sequence[Likelihood], seed: int) -> Perplexity:
         """The scores of the windows' likelihoods, with the counts of the text."""
         score, scored = token_perplexity(results, seed)
 
+        by_character = bits_per(score, "bits per character", scored, self.counts["characters"])
+        by_byte = bits_per(score, "bits per byte", scored, self.counts["bytes"])
+
         return Perplexity(
-            scores=(
-                score,
-                bits_per(score, "bits per character", scored, self.characters),
-                bits_per(score, "bits per byte", scored, self.bytes),
-            ),
-            tokens=self.tokens,
+            scores=(score, by_character, by_byte),
             scored=scored,
-            characters=self.characters,
-            bytes=self.bytes,
-            documents=self.documents,
             windows=len(self.requests),
-            unknown=self.unknown,
+            **self.counts,
         )
 
 
@@ -257,12 +248,9 @@ def bits_per(perplexity: intervals.Score, name: str, tokens: int, count: int) ->
     def bits(value: float | None) -> float | None:
         return None if value is None else math.log2(value) * tokens / count
 
+    value = math.log2(perplexity.value) * tokens / count
     return replace(
-        perplexity,
-        name=name,
-        value=math.log2(perplexity.value) * tokens / count,
-        low=bits(perplexity.low),
-        high=bits(perplexity.high),
+        perplexity, name=name, value=value, low=bits(perplexity.low), high=bits(perplexity.high)
     )
 
 
@@ -270,7 +258,7 @@ def bits_per(perplexity: intervals.Score, name: str, tokens: int, count: int) ->
 
 
 def translation_perplexity(
-    model: Transformer | RNN,
+    model: Model,
     tokenizer: Tokenizer,
     pairs: Sequence[tuple[str, str]],
     *,
@@ -309,7 +297,8 @@ def translation_perplexity(
     source_texts, target_texts = map(list, zip(*pairs, strict=True))
     sources = with_end(tokenizer, source_texts)
     targets = with_end(tokenizer, target_texts)
-    score, scored = token_perplexity(pair_likelihoods(model, tokenizer, sources, targets), seed)
+    results = pair_likelihoods(model, tokenizer.start, sources, targets)
+    score, scored = token_perplexity(results, seed)
 
     return Perplexity(
         scores=(score,),
@@ -331,14 +320,10 @@ def with_end(tokenizer: Tokenizer, texts: list[str]) -> list[list[int]]:
 
 @torch.no_grad()
 def pair_likelihoods(
-    model: Transformer | RNN,
-    tokenizer: Tokenizer,
-    sources: Sequence[list[int]],
-    targets: Sequence[list[int]],
+    model: Model, start: int, sources: Sequence[list[int]], targets: Sequence[list[int]]
 ) -> list[Likelihood]:
     """The likelihood of each target given its source, by teacher forcing."""
     device = next(model.parameters()).device
-    budget = tokens_per_pass(device)
     results = [Likelihood((), False)] * len(targets)
 
     def lengths(number: int) -> tuple[int, int]:
@@ -348,53 +333,25 @@ def pair_likelihoods(
 
     with without_dropout(model):
         while order:
-            count = max(1, budget // max(lengths(order[0])))
+            count = max(1, tokens_per_pass(device) // max(lengths(order[0])))
             batch = order[:count]
             order = order[count:]
-            logprobs = forced_logprobs(
-                model,
-                tokenizer,
-                [sources[number] for number in batch],
-                [targets[number] for number in batch],
-                device,
-            )
-            for number, values in zip(batch, logprobs, strict=True):
+
+            # The decoder reads the target shifted by the start token.
+            source, source_mask = pad_rows([sources[number] for number in batch], device=device)
+            shifted = [[start, *targets[number][:-1]] for number in batch]
+            decoder_input, mask = pad_rows(shifted, device=device)
+            hidden = model.hidden(
+                source, decoder_input, source_padding_mask=source_mask, target_padding_mask=mask
+            )  # (B, T, E)
+
+            # Score the positions that are not padding.
+            states = hidden.flatten(0, 1) if mask is None else hidden[mask]  # (N, E)
+            ids = chain.from_iterable(targets[number] for number in batch)
+            target_ids = torch.tensor(list(ids), device=device)  # (N,)
+            logprobs, _ = token_log_probabilities(model, states, target_ids)
+            parts = logprobs.cpu().split([len(row) for row in shifted])
+            for number, values in zip(batch, parts, strict=True):
                 results[number] = Likelihood(tuple(values.tolist()), False)
 
     return results
-
-
-def forced_logprobs(
-    model: Transformer | RNN,
-    tokenizer: Tokenizer,
-    sources: list[list[int]],
-    targets: list[list[int]],
-    device: torch.device,
-) -> Sequence[Tensor]:
-    """The log-probabilities of the tokens of each target in one forward pass."""
-    assert tokenizer.start is not None
-    padding = tokenizer.padding or 0
-
-    # Pad both sides; the decoder reads the target shifted by the start token.
-    source, source_padding_mask = pad_rows(sources, padding)
-    shifted = [[tokenizer.start, *target[:-1]] for target in targets]
-    decoder_input, padding_mask = pad_rows(shifted, padding)
-    hidden = model.hidden(
-        source.to(device),
-        decoder_input.to(device),
-        source_padding_mask=move(source_padding_mask, device),
-        target_padding_mask=move(padding_mask, device),
-    )  # (B, T, E)
-
-    # Score the positions that are not padding.
-    if padding_mask is None:
-        padding_mask = torch.ones_like(decoder_input, dtype=torch.bool)  # (B, T)
-
-    target_ids = torch.tensor(list(chain.from_iterable(targets)), device=device)  # (N,)
-    logprobs, _ = token_log_probabilities(model, hidden[padding_mask.to(device)], target_ids)
-
-    return logprobs.cpu().split(list(map(len, targets)))
-
-
-def move(tensor: Tensor | None, device: torch.device) -> Tensor | None:
-    return None if tensor is None else tensor.to(device)

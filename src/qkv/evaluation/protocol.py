@@ -9,9 +9,9 @@ from typing import Any, NamedTuple, NotRequired, TypedDict
 
 from qkv.data.sources.source import Source, open_pairs, open_rows
 from qkv.evaluation.intervals import Score
+from qkv.evaluation.likelihood import Progress
 from qkv.evaluation.question import Question, Row, with_examples
-from qkv.evaluation.task_file import TEXTS, EvaluationTask
-from qkv.models import GPT
+from qkv.evaluation.task_file import KINDS, EvaluationTask
 from qkv.models.model import Model
 from qkv.nn.config import documented
 from qkv.text import Tokenizer
@@ -39,9 +39,29 @@ class Subject(NamedTuple):
     tokenizer: Tokenizer
 
 
+@dataclass(frozen=True, kw_only=True)
+class ProtocolFlags:
+    """What the protocol of an evaluation has beside the number of few-shot examples."""
+
+    seed: int = 0
+    """Seed of the choice of examples and of the bootstrap intervals."""
+    limit: int | None = None
+    """Use only the first N items of each task: rows of a table, sentence pairs, windows of a text
+    (perplexity; see --window and --stride), or chunks as long as the context (masked words)."""
+    examples: tuple[str, ...] = ()
+    """A file to choose the examples from (default: the other rows of the data)."""
+    window: int | None = None
+    """Perplexity: tokens read at once (default: the context, at most 1,024)."""
+    stride: int | None = None
+    """Perplexity: tokens scored in each window, the others are context (default: half of the
+    window)."""
+    beams: int = 4
+    """Translation: beam width."""
+
+
 @documented
 @dataclass(frozen=True, kw_only=True)
-class Protocol:
+class Protocol(ProtocolFlags):
     """How a model is evaluated; two scores are comparable only under the same protocol.
 
     Raises:
@@ -54,25 +74,49 @@ class Protocol:
 
     shots: int = 0
     """Answered examples before each question."""
-    seed: int = 0
-    """Chooses the few-shot examples, and seeds the bootstrap of the confidence intervals."""
-    limit: int | None = None
-    """Use only the first questions: rows of a table, pairs, windows of a text (perplexity), or
-    rows of the context's length (masked words)."""
-    examples: tuple[str, ...] = ()
-    """Files of the few-shot examples."""
-    window: int | None = None
-    """Perplexity: tokens read at once."""
-    stride: int | None = None
-    """Perplexity: tokens scored in each window."""
-    beams: int = 4
-    """Translation: hypotheses followed by the beam search."""
 
     def __post_init__(self) -> None:
         for name, least in (("shots", 0), ("seed", 0), ("limit", 1), ("beams", 1)):
             value = getattr(self, name)
             if value is not None and value < least:
                 raise ValueError(f"{name}: expected {least} or more, not {value}")
+
+
+class Evaluation(NamedTuple):
+    """One evaluation: the arguments of `evaluate`, which an evaluator of a kind receives."""
+
+    task: EvaluationTask
+    subject: Subject
+    data: Sequence[str]
+    protocol: Protocol
+    progress: Progress
+
+    def rows(self) -> list[Row]:
+        """The rows of the data, as values by column."""
+        return read_task_rows(self.task, self.data, self.protocol.limit)
+
+    def questions(self, rows: Sequence[Row]) -> list[Question]:
+        """The questions of rows, each after its few-shot examples.
+
+        The examples are taken from the protocol's files, from the task's, or else from the data.
+        """
+        task, _, data, protocol, _ = self
+        files = list(protocol.examples)
+        if not files and task.examples:
+            files = [task.beside(task.examples)]
+
+        files = files or list(data)
+        pool = read_task_rows(task, files) if protocol.shots else []
+
+        return with_examples(
+            task,
+            rows,
+            pool,
+            ", ".join(files),
+            name=", ".join(data),
+            shots=protocol.shots,
+            seed=protocol.seed,
+        )
 
 
 class Measurement(TypedDict):
@@ -87,10 +131,10 @@ class Measurement(TypedDict):
 
 def supports_few_shot(task: EvaluationTask, model: Model) -> bool:
     """True if few-shot examples can precede the questions of this task."""
-    if task.kind in TEXTS:
+    if KINDS[task.kind].running_text:
         return False
 
-    return task.kind != "translation" or isinstance(model, GPT)
+    return task.kind != "translation" or model.predicts == "next"
 
 
 def read_task_rows(
@@ -112,31 +156,6 @@ def read_task_rows(
 
 def read_first(source: Source[Any], limit: int | None) -> list[Any]:
     return list(islice(source, limit))
-
-
-def few_shot_questions(
-    task: EvaluationTask, rows: Sequence[Row], data: Sequence[str], protocol: Protocol
-) -> list[Question]:
-    """The questions of rows, each after its few-shot examples.
-
-    The examples are taken from the protocol's files, from the task's, or else from the data.
-    """
-    files = list(protocol.examples)
-    if not files and task.examples:
-        files = [task.beside(task.examples)]
-
-    files = files or list(data)
-    pool = read_task_rows(task, files) if protocol.shots else []
-
-    return with_examples(
-        task,
-        rows,
-        pool,
-        ", ".join(files),
-        name=", ".join(data),
-        shots=protocol.shots,
-        seed=protocol.seed,
-    )
 
 
 # Notes

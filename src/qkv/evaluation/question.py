@@ -151,12 +151,9 @@ def text_list(value: Any, where: str) -> tuple[str, ...]:
     if isinstance(value, str):
         texts = value.split("|")
 
-    if not isinstance(texts, list) or not texts:
+    is_list = isinstance(texts, list) and bool(texts)
+    if not is_list or not all(isinstance(text, str) and text.strip() for text in texts):
         raise ValueError(f"{where}: expected a list of texts, not {texts!r}")
-
-    for text in texts:
-        if not isinstance(text, str) or not text.strip():
-            raise ValueError(f"{where}: expected a list of texts, not {texts!r}")
 
     return tuple(map(str.strip, texts))
 

@@ -15,49 +15,40 @@ import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 from qkv.nn.config import documented
 
 EMBEDDED = Path(__file__).parent / "tasks"
 
-Kind = Literal[
-    "last word",
-    "choice",
-    "cloze",
-    "minimal pair",
-    "classification",
-    "line",
-    "translation",
-    "perplexity",
-    "masked words",
-]
-TEXTS: tuple[Kind, ...] = ("perplexity", "masked words")
-"""Kinds that score running text instead of the rows of a table."""
 Normalise = Literal["none", "characters", "bytes", "tokens"]
 
-REQUIRED: dict[Kind, tuple[str, ...]] = {
-    "last word": ("template",),
-    "choice": ("template", "choices", "answer"),
-    "cloze": ("template", "choices", "answer"),
-    "minimal pair": ("choices",),
-    "classification": ("template", "choices", "answer"),
-    "line": ("template", "answer"),
-    "translation": ("template", "answer"),
-    "perplexity": ("template",),
-    "masked words": ("template",),
+
+class TaskKind(NamedTuple):
+    """What a kind of task needs, and what it reports."""
+
+    required: tuple[str, ...]
+    """Fields that its task files must have."""
+    metrics: tuple[str, ...]
+    """Names of its scores."""
+    running_text: bool = False
+    """It scores running text instead of the rows of a table."""
+
+
+KINDS: dict[str, TaskKind] = {
+    "last word": TaskKind(("template",), ("accuracy", "perplexity")),
+    "choice": TaskKind(("template", "choices", "answer"), ("accuracy",)),
+    "cloze": TaskKind(("template", "choices", "answer"), ("accuracy",)),
+    "minimal pair": TaskKind(("choices",), ("accuracy",)),
+    "classification": TaskKind(("template", "choices", "answer"), ("accuracy",)),
+    "line": TaskKind(("template", "answer"), ("accuracy",)),
+    "translation": TaskKind(("template", "answer"), ("BLEU", "chrF")),
+    "perplexity": TaskKind(
+        ("template",), ("perplexity", "bits per character", "bits per byte"), running_text=True
+    ),
+    "masked words": TaskKind(("template",), ("accuracy", "perplexity"), running_text=True),
 }
-METRICS: dict[Kind, tuple[str, ...]] = {
-    "last word": ("accuracy", "perplexity"),
-    "choice": ("accuracy",),
-    "cloze": ("accuracy",),
-    "minimal pair": ("accuracy",),
-    "classification": ("accuracy",),
-    "line": ("accuracy",),
-    "translation": ("BLEU", "chrF"),
-    "perplexity": ("perplexity", "bits per character", "bits per byte"),
-    "masked words": ("accuracy", "perplexity"),
-}
+"""The kinds of tasks; `add_kind` adds one."""
 
 
 @documented
@@ -77,7 +68,7 @@ class EvaluationTask:
 
     name: str
     """Name of the task, as in the table of results."""
-    kind: Kind
+    kind: str
     """How questions are asked and scored."""
     template: str = ""
     """The prompt of a row; {column} stands for a column of the data. Spaces around a column's text
@@ -113,7 +104,7 @@ class EvaluationTask:
     @property
     def metrics(self) -> tuple[str, ...]:
         """The metrics to report."""
-        return self.metric or METRICS[self.kind]
+        return self.metric or KINDS[self.kind].metrics
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -193,12 +184,10 @@ def build_task(values: Mapping[str, Any], origin: str) -> EvaluationTask:
     """A task from the values of its file, checked; an error names the file and the field."""
     check_field_names(values, origin)
     kind = values["kind"]
-    if not isinstance(kind, str) or kind not in REQUIRED:
-        raise ValueError(
-            f"{origin}: kind: expected one of {', '.join(get_args(Kind))}, not {kind!r}"
-        )
+    if not isinstance(kind, str) or kind not in KINDS:
+        raise ValueError(f"{origin}: kind: expected one of {', '.join(KINDS)}, not {kind!r}")
 
-    for name in REQUIRED[kind]:
+    for name in KINDS[kind].required:
         if name not in values:
             raise ValueError(
                 f"{origin}: {name}: this field is missing; a task of kind {kind!r} needs it"
@@ -269,10 +258,11 @@ def check_normalise(value: Iterable[str], origin: str) -> None:
 
 def check_task(task: EvaluationTask) -> None:
     """Raise if the fields of a task do not fit together."""
+    metrics = KINDS[task.kind].metrics
     for metric in task.metric:
-        if metric not in METRICS[task.kind]:
+        if metric not in metrics:
             raise ValueError(
-                f"{task.origin}: metric: expected {', '.join(METRICS[task.kind])}, not {metric!r}"
+                f"{task.origin}: metric: expected {', '.join(metrics)}, not {metric!r}"
             )
 
     check_choices(task)
@@ -296,7 +286,7 @@ def check_choices(task: EvaluationTask) -> None:
     if task.kind == "minimal pair" and not (listed and len(task.choices) == 2):
         raise ValueError(f"{task.origin}: choices: expected two templates, the good sentence first")
 
-    if "choices" not in REQUIRED[task.kind] or isinstance(task.choices, str):
+    if "choices" not in KINDS[task.kind].required or isinstance(task.choices, str):
         return
     if len(task.choices) < 2:
         raise ValueError(f"{task.origin}: choices: expected two or more")

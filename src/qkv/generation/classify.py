@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
-from typing import NamedTuple, overload
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -43,21 +43,13 @@ Cut = Callable[[int, int], object]
 """Called with the number of texts longer than the context, and of words without a tag."""
 
 
-@overload
-def classify(  # type: ignore[overload-overlap]  # a string is a sequence of strings, too
-    model: TaskModel, tokenizer: Tokenizer, texts: str, *, rows: int = 32
-) -> Answer: ...
-@overload
-def classify(
-    model: TaskModel, tokenizer: Tokenizer, texts: Sequence[str | Sequence[str]], *, rows: int = 32
-) -> list[Answer]: ...
 def classify(
     model: TaskModel,
     tokenizer: Tokenizer,
     texts: str | Sequence[str | Sequence[str]],
     *,
     rows: int = 32,
-) -> Answer | list[Answer]:
+) -> Any:
     """Classify texts with a fine-tuned model.
 
     Args:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple, Required, Unpack, overload
+from functools import partial
+from pathlib import Path
+from typing import Any, Unpack
 
 import torch
 from jaxtyping import Float
@@ -16,96 +18,49 @@ from torch import Tensor
 
 from qkv.generation import decode_cuda_graph
 from qkv.generation.decode_loop import DecodeLoop
-from qkv.generation.generation_batch import Beyond, GeneratedToken, GenerationBatch, Reason
-from qkv.generation.prompts import Arrays, Prompts, check_whole, token_rows
+from qkv.generation.generation_batch import Beyond, GeneratedToken, GenerationBatch
+from qkv.generation.prompts import Prompts, check_whole, token_rows
 from qkv.generation.sampling import uniforms
 from qkv.generation.sampling_params import SamplingKeywords, SamplingParams
 from qkv.generation.search.ensemble import Ensemble
 from qkv.generation.stop import as_ends
-from qkv.models import GPT, RNN, Transformer
+from qkv.models import GPT
+from qkv.models.model import Model
 
-__all__ = [
-    "Beyond",
-    "GeneratedToken",
-    "Reason",
-    "context_limit",
-    "generate",
-    "stream",
-    "without_dropout",
-]
-
-Translator = Transformer | RNN | Sequence[Transformer | RNN]
+Translator = Model | Sequence[Model]
 Stop = Callable[[int, list[int]], bool]
 """Called with a row and its new ids after each token; True ends the row."""
 MOST_ROWS = 65536
 
 
-class GenerateOptions(SamplingKeywords, total=False):
-    """The keyword arguments of `generate`, for its overloads."""
+class DecodeOptions(SamplingKeywords, total=False):
+    """The keyword arguments of `stream` that functions of text pass on as they are."""
 
-    length: Required[int]
-    end: int | Sequence[int] | None
+    length: int
     sampling_params: SamplingParams | None
     seed: int | Sequence[int] | None
     beyond: Beyond
+
+
+class GenerateOptions(DecodeOptions, total=False):
+    """The keyword arguments of `stream` that `generate` passes on."""
+
+    end: int | Sequence[int] | None
     stop: Stop | None
 
 
-@overload
 def generate(
-    model: GPT,
-    prompts: Sequence[int],
-    *,
-    samples: None = None,
-    **options: Unpack[GenerateOptions],
-) -> list[int]: ...
-@overload
-def generate(
-    model: GPT, prompts: Sequence[int], *, samples: int, **options: Unpack[GenerateOptions]
-) -> list[list[int]]: ...
-@overload
-def generate(
-    model: GPT,
-    prompts: Sequence[Sequence[int]] | Sequence[Tensor],
-    *,
-    samples: int | None = None,
-    **options: Unpack[GenerateOptions],
-) -> list[list[int]]: ...
-@overload
-def generate(
-    model: GPT,
-    prompts: Arrays,
-    *,
-    samples: int | None = None,
-    **options: Unpack[GenerateOptions],
-) -> list[Any]: ...
-def generate(
-    model: GPT,
-    prompts: Prompts,
-    *,
-    length: int,
-    end: int | Sequence[int] | None = None,
-    sampling_params: SamplingParams | None = None,
-    samples: int | None = None,
-    seed: int | Sequence[int] | None = None,
-    beyond: Beyond = "refuse",
-    stop: Stop | None = None,
-    **fields: Unpack[SamplingKeywords],
-) -> list[Any]:
+    model: GPT, prompts: Prompts, *, samples: int | None = None, **options: Unpack[GenerateOptions]
+) -> Any:
     """Continue each prompt by at most `length` new tokens.
 
     Args:
         model: A GPT.
         prompts: One prompt (a flat list of ids, or a tensor (T,)), or several (a list of lists,
             or a tensor (B, T)).
-        length: New tokens at most.
-        end: The id, or ids, that end a sequence; it is not returned.
-        sampling_params: How tokens are chosen.
         samples: Samples of each prompt: sequence r * samples + s is sample s of prompt r.
-        seed: Makes the result reproducible; a list has one seed per row, as of `row_seeds`.
-        beyond: What happens where the context is full; see `stream`.
-        stop: Called with a row and its new ids after each token; True ends the row.
-        **fields: Fields of `SamplingParams` by name instead, such as temperature=0.8, top_k=40.
+        **options: length, end, seed, beyond and stop as for `stream`; sampling_params, or its
+            fields by name, such as temperature=0.8, top_k=40.
 
     Returns:
         The new ids: one list for one prompt without `samples`, else a list of lists.
@@ -120,18 +75,7 @@ def generate(
         4
     """
     rows, single = token_rows(prompts, vocabulary_of(model))
-    tokens = stream(
-        model,
-        rows or prompts,
-        length=length,
-        end=end,
-        sampling_params=sampling_params,
-        samples=samples,
-        seed=seed,
-        beyond=beyond,
-        stop=stop,
-        **fields,
-    )
+    tokens = stream(model, rows or prompts, samples=samples, **options)
     sequences = collect(tokens, len(rows) * (samples or 1))
     return sequences[0] if single and samples is None else sequences
 
@@ -155,10 +99,10 @@ def stream(
         model: A GPT.
         prompts: As for `generate`; one prompt alone is row 0.
         length: New tokens at most.
-        end: The id, or ids, that end a sequence.
+        end: The id, or ids, that end a sequence; it is not returned.
         sampling_params: How tokens are chosen.
         samples: Samples of each prompt, by default 1: row r * samples + s is sample s of prompt r.
-        seed: Makes the result reproducible; the global random state is not touched.
+        seed: Makes the result reproducible; a list has one seed per row, as of `row_seeds`.
         beyond: A sequence that fills the context ends there, and a longer prompt is refused;
             "slide" forgets the beginning whenever the context is full and continues from its
             last half; "extend" continues beyond the context, which learned positions cannot.
@@ -182,33 +126,27 @@ def stream(
     params = as_sampling_params(sampling_params, fields)
     ends = as_ends(end)
     check(model, length, ends, params)
-    samples = 1 if samples is None else samples
-    check_samples(samples, len(rows))
+    samples = checked_samples(samples, len(rows))
     limit = context_limit(model, beyond)
     if limit is not None:
         rows = [within(row, limit, length, beyond) for row in rows]
 
     numbers = on_device(model, uniforms(seed, len(rows) * samples, length))
-    shared = SharedSettings(params, ends, limit, beyond == "slide", stop, samples)
-    return run_groups(model, rows, numbers, shared)
-
-
-class SharedSettings(NamedTuple):
-    """What all rows of a call to `stream` have in common."""
-
-    sampling_params: SamplingParams
-    ends: tuple[int, ...]
-    limit: int | None
-    slides: bool
-    stop: Stop | None
-    samples: int
+    slides = beyond == "slide"
+    make_batch = partial(
+        GenerationBatch, sampling_params=params, ends=ends, limit=limit, slides=slides, stop=stop
+    )
+    return run_groups(model, rows, numbers, samples, make_batch)
 
 
 def run_groups(
-    model: GPT, rows: list[list[int]], numbers: Float[Tensor, "B L"], shared: SharedSettings
+    model: GPT,
+    rows: list[list[int]],
+    numbers: Float[Tensor, "B L"],
+    samples: int,
+    make_batch: Callable[..., GenerationBatch],
 ) -> Iterator[GeneratedToken]:
     """Generate the rows, one group after the other."""
-    samples = shared.samples
     for group in groups(model, rows):
         sequences = []
         sample_rows = []
@@ -217,11 +155,11 @@ def run_groups(
                 sequences.append(list(rows[row]))
                 sample_rows.append(row * samples + sample)
 
-        batch = GenerationBatch(
+        batch = make_batch(
             sequences=sequences,
             rows=sample_rows,
             uniforms=numbers[sample_rows],
-            **shared._asdict(),
+            samples=samples,
         )
         yield from run_batch(model, model.start, batch)
 
@@ -307,7 +245,11 @@ def check(model: Any, length: int, ends: tuple[int, ...], params: SamplingParams
     params.check(model.config.vocabulary, ends)
 
 
-def check_samples(samples: int, rows: int) -> None:
+def checked_samples(samples: int | None, rows: int) -> int:
+    """The samples of each row, by default 1."""
+    if samples is None:
+        return 1
+
     check_whole("samples", samples)
     if samples < 1:
         raise ValueError(f"samples: expected 1 or more, not {samples}")
@@ -317,11 +259,14 @@ def check_samples(samples: int, rows: int) -> None:
             "at once; ask for fewer, with another seed each time"
         )
 
+    return samples
 
-def vocabulary_of(model: GPT) -> int:
+
+def vocabulary_of(model: object) -> int:
     if not isinstance(model, GPT):
+        hint = "; qkv.load opens a path" if isinstance(model, str | Path) else ""
         raise TypeError(
-            f"model: expected a GPT, which continues a prompt, not {type(model).__name__}"
+            f"model: expected a GPT, which continues a prompt, not {type(model).__name__}{hint}"
         )
 
     return model.config.vocabulary
@@ -337,13 +282,13 @@ def context_limit(model: Any, beyond: Beyond) -> int | None:
         return min((limit for limit in limits if limit is not None), default=None)
 
     config = model.config
-    if isinstance(model, RNN) or (isinstance(model, GPT) and config.memory):
+    if not model.uses_kv_cache:
         return None
     if beyond != "extend":
         return config.context
     if config.position != "learned":
         return None
-    if isinstance(model, GPT):
+    if not model.has_source:
         raise ValueError("beyond: learned positions end with the context; expected refuse or slide")
 
     return config.context

@@ -24,24 +24,17 @@ Prompts = Sequence[int] | Sequence[Sequence[int]] | Sequence[Tensor] | Arrays
 TextPrompts = str | Prompts | Sequence[str | Sequence[int]]
 
 
-class TokenRows(NamedTuple):
-    """Sequences of token ids."""
-
-    rows: list[list[int]]
-    single: bool
-    """One sequence was given, not a list of sequences."""
-
-
-class TextRows(NamedTuple):
+class PromptRows(NamedTuple):
     """Texts, or sequences of token ids."""
 
-    rows: list[str | list[int]]
+    rows: list[Any]
     single: bool
+    """One was given, not a list of them."""
 
 
 def token_rows(
     prompts: object, vocabulary: int, name: str = "prompts", padding_mask: Tensor | None = None
-) -> TokenRows:
+) -> PromptRows:
     """Sequences of one id or more, all of them below the vocabulary's size.
 
     Args:
@@ -50,16 +43,12 @@ def token_rows(
         name: The argument's name, for errors.
         padding_mask: For a tensor, False for ids to leave out.
     """
-    mixed_rows, single = text_rows(prompts, name)
-    rows: list[list[int]] = []
-    for row in mixed_rows:
-        if isinstance(row, str):
-            raise TypeError(
-                f"{name}: expected token ids, not text; encode it with tokenizer.encode(text), "
-                "or use complete(model, tokenizer, text), which takes text"
-            )
-
-        rows.append(row)
+    rows, single = text_rows(prompts, name)
+    if any(isinstance(row, str) for row in rows):
+        raise TypeError(
+            f"{name}: expected token ids, not text; encode it with tokenizer.encode(text), "
+            "or use complete(model, tokenizer, text), which takes text"
+        )
 
     if padding_mask is not None:
         if single and padding_mask.dim() == 1:
@@ -69,16 +58,15 @@ def token_rows(
 
     check_rows(rows, vocabulary, name)
 
-    return TokenRows(rows, single)
+    return PromptRows(rows, single)
 
 
 def without_padding(rows: list[list[int]], padding_mask: Tensor) -> list[list[int]]:
     """The ids where the mask is True."""
-    width = max(map(len, rows), default=0)
-    if tuple(padding_mask.shape) != (len(rows), width):
-        raise ValueError(
-            f"padding_mask: expected the source's shape, not {tuple(padding_mask.shape)}"
-        )
+    expected = (len(rows), max(map(len, rows), default=0))
+    given = tuple(padding_mask.shape)
+    if given != expected:
+        raise ValueError(f"padding_mask: expected the source's shape, {expected}, not {given}")
 
     unpadded = []
     for row, mask in zip(rows, padding_mask.tolist(), strict=True):
@@ -87,10 +75,10 @@ def without_padding(rows: list[list[int]], padding_mask: Tensor) -> list[list[in
     return unpadded
 
 
-def text_rows(prompts: object, name: str = "prompts") -> TextRows:
+def text_rows(prompts: object, name: str = "prompts") -> PromptRows:
     """Texts and sequences of ids; the ids are not checked yet."""
     if isinstance(prompts, str):
-        return TextRows([prompts], True)
+        return PromptRows([prompts], True)
 
     if isinstance(prompts, Tensor | np.ndarray):
         if prompts.ndim not in (1, 2):
@@ -100,21 +88,21 @@ def text_rows(prompts: object, name: str = "prompts") -> TextRows:
 
         numbers = integers(prompts, name)
         if prompts.ndim == 1:
-            return TextRows([numbers], True)
+            return PromptRows([numbers], True)
 
-        return TextRows(numbers, False)
+        return PromptRows(numbers, False)
 
     items = as_list(prompts, name)
     if not items:
         raise ValueError(f"{name}: expected one or more, not an empty list")
     if all(map(is_id, items)):
-        return TextRows([[int(item) for item in items]], True)
+        return PromptRows([[int(item) for item in items]], True)
 
     rows: list[str | list[int]] = []
     for item in items:
         rows.append(item if isinstance(item, str) else row_of(item, name))
 
-    return TextRows(rows, False)
+    return PromptRows(rows, False)
 
 
 def row_of(row: object, name: str) -> list[int]:

@@ -9,25 +9,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Float64, Int
 from torch import Tensor
 
 
-def distribution(
-    logits: Float[Tensor, "B V"],
-    *,
-    temperature: float = 1.0,
-    top_k: int | None = None,
-    top_p: float | None = None,
-    min_p: float | None = None,
-) -> Float[Tensor, "B V"]:
+def distribution(logits: Float[Tensor, "B V"], **filters: Any) -> Float[Tensor, "B V"]:
     """The probability of each token to be drawn; 0 for those that `candidates` leaves out."""
-    probability, tokens = candidates(
-        logits, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p
-    )
+    probability, tokens = candidates(logits, **filters)
     if tokens is None:
         return probability
 
@@ -128,10 +121,37 @@ def as_seeds(seed: int | Sequence[int] | None, rows: int) -> list[int]:
     return seeds
 
 
+class UniformNumbers:
+    """The uniform numbers in (0, 1] by which one row draws its tokens, a function of its seed.
+
+    Number n belongs to token n, however many are drawn at a time.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self.numbers: list[float] = []
+
+    @cached_property
+    def generator(self) -> np.random.Generator:
+        return np.random.default_rng(self.seed)
+
+    def draw(self, count: int) -> Float64[np.ndarray, "L"]:
+        """The next numbers."""
+        return 1 - self.generator.random(count)
+
+    def __getitem__(self, position: int) -> float:
+        """The number of one position; the same at every call."""
+        missing = position + 1 - len(self.numbers)
+        if missing > 0:
+            self.numbers += self.draw(missing).tolist()
+
+        return self.numbers[position]
+
+
 def uniforms(seed: int | Sequence[int] | None, rows: int, length: int) -> Float[Tensor, "B L"]:
     """A uniform number in (0, 1] for every token that every row may draw."""
     numbers = np.zeros((rows, length))
     for row, row_seed in enumerate(as_seeds(seed, rows)):
-        numbers[row] = 1 - np.random.default_rng(row_seed).random(length)
+        numbers[row] = UniformNumbers(row_seed).draw(length)
 
     return torch.from_numpy(numbers)

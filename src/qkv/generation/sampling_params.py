@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from typing import TypedDict
 
@@ -22,53 +22,22 @@ NO_LIKELIEST = (
 )
 
 
-@documented
 @dataclass(frozen=True, kw_only=True)
-class SamplingParams:
-    """Sampling parameters: how the next token is chosen from the logits.
-
-    Example:
-        >>> SamplingParams(temperature=0.8, top_k=40).top_k
-        40
-    """
+class SamplingFilters:
+    """The sampling parameters that every command has as flags."""
 
     temperature: float = 1.0
-    """Above 1 bolder, below 1 more careful; 0 always takes the likeliest token (greedy)."""
+    """Above 1 more random, below 1 less; 0 always takes the most probable token."""
     top_k: int | None = None
-    """Only the k likeliest tokens may be chosen."""
+    """Sample from the k most probable tokens."""
     top_p: float | None = None
-    """Nucleus sampling: of these the fewest, likeliest first, whose probabilities sum to p."""
+    """Sample from the fewest tokens whose probabilities sum to this; 1 for all."""
     min_p: float | None = None
-    """Tokens less likely than p times the likeliest are left out."""
+    """Leave out tokens less probable than this times the most probable one."""
     repetition: float = 1.0
-    """Above 1, tokens of the prompt or already generated become less likely: positive logits are
-    divided by it, negative ones multiplied."""
-    presence: float = 0.0
-    """Subtracted from the logit of each token that was generated already."""
-    frequency: float = 0.0
-    """Subtracted from the logit of a token for each time it was generated already."""
-    forbidden: tuple[int, ...] = ()
-    """Ids that are never generated."""
-    forced: Mapping[int, int] = field(default_factory=dict)
-    """The id that must be generated at a position; 0 is the first new token."""
-    minimum: int = 0
-    """Tokens before an end id may come."""
+    """Above 1, tokens already in the text become less probable."""
 
     def __post_init__(self) -> None:
-        self.check_filters()
-        self.check_penalties()
-
-        forbidden: object = self.forbidden
-        if isinstance(forbidden, int | str):
-            raise TypeError(f"forbidden: expected a list of ids, not {forbidden!r}")
-        if self.minimum < 0:
-            raise ValueError(f"minimum: expected 0 tokens or more, not {self.minimum}")
-        if any(position < 0 for position in self.forced):
-            raise ValueError(
-                f"forced: expected positions from 0, the first new token, not {min(self.forced)}"
-            )
-
-    def check_filters(self) -> None:
         if not 0 <= self.temperature < math.inf:
             raise ValueError(
                 "temperature: expected 0 (always the likeliest token) or more, "
@@ -80,17 +49,59 @@ class SamplingParams:
             raise ValueError(f"top_p: expected more than 0 and at most 1, not {self.top_p}")
         if self.min_p is not None and not 0 <= self.min_p <= 1:
             raise ValueError(f"min_p: expected 0 to 1, not {self.min_p}")
-
-    def check_penalties(self) -> None:
         if not 0 < self.repetition < math.inf:
             raise ValueError(
                 f"repetition: expected more than 0 (1 changes nothing), not {self.repetition}"
             )
 
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingPenalties(SamplingFilters):
+    """The sampling parameters without those that name token ids."""
+
+    presence: float = 0.0
+    """Subtracted from the logit of each token that was generated before."""
+    frequency: float = 0.0
+    """Subtracted from the logit of a token for each time it was generated before."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         for name in ("presence", "frequency"):
             penalty = getattr(self, name)
             if not math.isfinite(penalty):
                 raise ValueError(f"{name}: expected a number (0 changes nothing), not {penalty}")
+
+
+@documented
+@dataclass(frozen=True, kw_only=True)
+class SamplingParams(SamplingPenalties):
+    """Sampling parameters: how the next token is chosen from the logits.
+
+    Positive logits of repeated tokens are divided by `repetition`, negative ones multiplied.
+
+    Example:
+        >>> SamplingParams(temperature=0.8, top_k=40).top_k
+        40
+    """
+
+    forbidden: tuple[int, ...] = ()
+    """Ids that are never generated."""
+    forced: Mapping[int, int] = field(default_factory=dict)
+    """The id that must be generated at a position; 0 is the first new token."""
+    minimum: int = 0
+    """Tokens before an end id may come."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        forbidden: object = self.forbidden
+        if isinstance(forbidden, int | str):
+            raise TypeError(f"forbidden: expected a list of ids, not {forbidden!r}")
+        if self.minimum < 0:
+            raise ValueError(f"minimum: expected 0 tokens or more, not {self.minimum}")
+        if any(position < 0 for position in self.forced):
+            raise ValueError(
+                f"forced: expected positions from 0, the first new token, not {min(self.forced)}"
+            )
 
     def check(self, vocabulary: int, ends: Sequence[int] = ()) -> None:
         """Raise unless all ids are in the vocabulary and the parameters leave a token to choose.
@@ -128,6 +139,12 @@ class SamplingParams:
     def steady_from(self) -> int:
         """From this position on, every token is chosen in the same way."""
         return max([self.minimum, *(position + 1 for position in self.forced)])
+
+
+def sampling_params_of(flags: SamplingFilters) -> SamplingParams:
+    """The sampling parameters among the fields of flags."""
+    names = {field.name for field in fields(SamplingParams)}
+    return SamplingParams(**{name: value for name, value in vars(flags).items() if name in names})
 
 
 class SamplingKeywords(TypedDict, total=False):

@@ -7,22 +7,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple, Required, Unpack, overload
+from typing import Any, NamedTuple, Unpack
 
-from qkv.generation.generate import stream
-from qkv.generation.generation_batch import Beyond, GeneratedToken, Reason
-from qkv.generation.prompts import Arrays, TextPrompts, check_text, text_rows, texts_of
-from qkv.generation.sampling_params import SamplingKeywords, SamplingParams
+from qkv.generation.generate import DecodeOptions, stream, vocabulary_of
+from qkv.generation.generation_batch import GeneratedToken, Reason
+from qkv.generation.prompts import TextPrompts, check_text, text_rows, texts_of
 from qkv.generation.stop import StopStringFilter
 from qkv.models import GPT
 from qkv.text.tokenizer import Tokenizer, start_id
-
-__all__ = [
-    "TextChunk",
-    "complete",
-    "prompt_ids",
-    "stream_text",
-]
 
 
 class TextChunk(NamedTuple):
@@ -35,15 +27,12 @@ class TextChunk(NamedTuple):
     """Why this is the row's last chunk; None if it is not."""
 
 
-class CompleteOptions(SamplingKeywords, total=False):
-    """The keyword arguments of `complete` and `stream_text`, beside `samples`."""
+class TextOptions(DecodeOptions, total=False):
+    """The keyword arguments of `complete` and `qkv.generate`."""
 
-    length: Required[int]
+    samples: int | None
     stop: str | Sequence[str]
     end: int | Sequence[int] | None
-    sampling_params: SamplingParams | None
-    seed: int | Sequence[int] | None
-    beyond: Beyond
 
 
 def stream_text(
@@ -51,14 +40,10 @@ def stream_text(
     tokenizer: Tokenizer,
     prompts: TextPrompts,
     *,
-    length: int,
     stop: str | Sequence[str] = (),
     end: int | Sequence[int] | None = None,
-    sampling_params: SamplingParams | None = None,
     samples: int | None = None,
-    seed: int | Sequence[int] | None = None,
-    beyond: Beyond = "refuse",
-    **fields: Unpack[SamplingKeywords],
+    **options: Unpack[DecodeOptions],
 ) -> Iterator[TextChunk]:
     """Continue each prompt, and yield the new text as soon as it is final.
 
@@ -66,15 +51,13 @@ def stream_text(
         model: A GPT.
         tokenizer: Its tokenizer.
         prompts: One prompt (row 0) or several; each a text, or the ids of a chat.
-        length: New tokens at most.
         stop: One or several strings; a row ends before the first, which is not returned.
         end: The id, or ids, that end a row; by default the tokenizer's.
-        sampling_params: How tokens are chosen.
         samples: Samples of each prompt: row r * samples + s is sample s of prompt r.
-        seed: Makes the result reproducible.
-        beyond: What happens where the context is full; see `qkv.generation.stream`.
-        **fields: Fields of `SamplingParams` by name instead.
+        **options: length, seed, beyond, and sampling_params or its fields by name, as for
+            `qkv.generation.stream`.
     """
+    vocabulary_of(model)
     stops, _ = texts_of(stop, "stop")
     if not all(stops):
         raise ValueError("stop: expected a text of one character or more, not an empty one")
@@ -85,17 +68,14 @@ def stream_text(
         filters[row].add_token(ids[-1])
         return filters[row].stopped
 
+    rows, _ = text_rows(prompts)
     tokens = stream(
         model,
-        [as_ids(tokenizer, row) for row in text_rows(prompts).rows],
-        length=length,
+        [prompt_ids(tokenizer, row) if isinstance(row, str) else row for row in rows],
         end=tokenizer.end if end is None else end,
-        sampling_params=sampling_params,
         samples=samples,
-        seed=seed,
-        beyond=beyond,
         stop=stopped if stops else None,
-        **fields,
+        **options,
     )
     return chunks(tokens, filters, stops)
 
@@ -118,59 +98,17 @@ def chunks(
         yield TextChunk(token.row, row_filter.take(), reason)
 
 
-@overload
-def complete(  # type: ignore[overload-overlap]  # a string is a sequence of strings, too
-    model: GPT,
-    tokenizer: Tokenizer,
-    prompts: str | Sequence[int],
-    *,
-    samples: None = None,
-    **options: Unpack[CompleteOptions],
-) -> str: ...
-@overload
 def complete(
-    model: GPT,
-    tokenizer: Tokenizer,
-    prompts: str | Sequence[int],
-    *,
-    samples: int,
-    **options: Unpack[CompleteOptions],
-) -> list[str]: ...
-@overload
-def complete(
-    model: GPT,
-    tokenizer: Tokenizer,
-    prompts: Sequence[str] | Sequence[Sequence[int]] | Sequence[str | Sequence[int]],
-    *,
-    samples: int | None = None,
-    **options: Unpack[CompleteOptions],
-) -> list[str]: ...
-@overload
-def complete(
-    model: GPT,
-    tokenizer: Tokenizer,
-    prompts: Arrays,
-    *,
-    samples: int | None = None,
-    **options: Unpack[CompleteOptions],
-) -> Any: ...
-def complete(
-    model: GPT,
-    tokenizer: Tokenizer,
-    prompts: TextPrompts,
-    *,
-    samples: int | None = None,
-    **options: Unpack[CompleteOptions],
-) -> str | list[str]:
+    model: GPT, tokenizer: Tokenizer, prompts: TextPrompts, **options: Unpack[TextOptions]
+) -> Any:
     """Continue each prompt, and return the new text without the prompt.
 
     Args:
         model: A GPT.
         tokenizer: Its tokenizer.
         prompts: One prompt (a text or a flat list of ids), or several.
-        samples: Samples of each prompt.
-        **options: length, stop, end, sampling_params or its fields, seed and beyond, as for
-            `stream_text`.
+        **options: length, samples, stop, end, sampling_params or its fields, seed and beyond, as
+            for `stream_text`.
 
     Returns:
         One text for one prompt without `samples`, else a list of texts.
@@ -179,16 +117,13 @@ def complete(
         ValueError: If an argument is wrong, or a prompt is longer than the context.
     """
     rows, single = text_rows(prompts)
+    samples = options.get("samples")
     texts = [""] * (len(rows) * max(0, 1 if samples is None else samples))
 
-    for chunk in stream_text(model, tokenizer, rows or prompts, samples=samples, **options):
+    for chunk in stream_text(model, tokenizer, rows or prompts, **options):
         texts[chunk.row] += chunk.text
 
     return texts[0] if single and samples is None else texts
-
-
-def as_ids(tokenizer: Tokenizer, prompt: str | list[int]) -> list[int]:
-    return prompt_ids(tokenizer, prompt) if isinstance(prompt, str) else prompt
 
 
 def prompt_ids(tokenizer: Tokenizer, text: str) -> list[int]:

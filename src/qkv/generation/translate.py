@@ -2,31 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple, Unpack, overload
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, NamedTuple, Unpack
 
-from jaxtyping import Bool, Int
+from jaxtyping import Bool
 from torch import Tensor
 
-from qkv.data.batches.padding import pad_rows
 from qkv.generation.generate import (
     Translator,
     as_sampling_params,
     check,
-    check_samples,
+    checked_samples,
     collect,
     context_limit,
     on_device,
     run_batch,
 )
 from qkv.generation.generation_batch import GenerationBatch
-from qkv.generation.prompts import Arrays, Prompts, texts_of, token_rows
+from qkv.generation.prompts import Prompts, texts_of
 from qkv.generation.sampling import uniforms
 from qkv.generation.sampling_params import SamplingKeywords, SamplingParams
 from qkv.generation.search.beam_search import SearchOptions, beam_search
-from qkv.generation.search.ensemble import Ensemble
-from qkv.generation.search.search_loop import batches, rounded
-from qkv.models import RNN, Transformer
+from qkv.generation.search.search_loop import batches, encode_sources, prepare, rounded
+from qkv.models.model import Model
 from qkv.text.tokenizer import Tokenizer
 
 SIMILAR = 16
@@ -38,58 +37,6 @@ AT_ONCE = 64
 # Ids
 
 
-class TranslateOptions(SamplingKeywords, total=False):
-    """The keyword arguments of `translate`, for its overloads."""
-
-    sampling_params: SamplingParams | None
-    seed: int | Sequence[int] | None
-
-
-@overload
-def translate(
-    model: Translator,
-    source: Sequence[int],
-    *,
-    start: int,
-    end: int,
-    length: int,
-    samples: None = None,
-    **options: Unpack[TranslateOptions],
-) -> list[int]: ...
-@overload
-def translate(
-    model: Translator,
-    source: Sequence[int],
-    *,
-    start: int,
-    end: int,
-    length: int,
-    samples: int,
-    **options: Unpack[TranslateOptions],
-) -> list[list[int]]: ...
-@overload
-def translate(
-    model: Translator,
-    source: Sequence[Sequence[int]],
-    *,
-    start: int,
-    end: int,
-    length: int,
-    samples: int | None = None,
-    **options: Unpack[TranslateOptions],
-) -> list[list[int]]: ...
-@overload
-def translate(
-    model: Translator,
-    source: Arrays,
-    padding_mask: Tensor | None = None,
-    *,
-    start: int,
-    end: int,
-    length: int,
-    samples: int | None = None,
-    **options: Unpack[TranslateOptions],
-) -> list[Any]: ...
 def translate(
     model: Translator,
     source: Prompts,
@@ -129,14 +76,12 @@ def translate(
         >>> len(translate(Transformer(config), [[3, 4]], start=0, end=1, length=2))
         1
     """
-    translator = as_translator(model)
+    check_arguments(model, source, padding_mask)
+    translator, sources, single = prepare(model, source, padding_mask, start)
     params = as_sampling_params(sampling_params, fields, temperature=0.0)
     check(translator, length, (end,), params)
-    source, padding_mask, single = padded_source(translator, source, padding_mask)
-    per_source = 1 if samples is None else samples
-    check_samples(per_source, len(source))
-    check_start(start, translator.config.vocabulary)
-    rows = len(source) * per_source
+    per_source = checked_samples(samples, len(sources))
+    rows = len(sources) * per_source
 
     batch = GenerationBatch(
         sequences=[[start] for _ in range(rows)],
@@ -147,57 +92,18 @@ def translate(
         limit=context_limit(translator, "extend"),
         samples=per_source,
     )
-    tokens = run_batch(translator, lambda: translator.start(source, padding_mask), batch)
-    targets = collect(tokens, rows)
+    states = partial(encode_sources, translator, sources)
+    targets = collect(run_batch(translator, states, batch), rows)
     return targets[0] if single and samples is None else targets
 
 
-def as_translator(model: Any) -> Any:
-    """One model, or several as an ensemble."""
-    if isinstance(model, Sequence):
-        return Ensemble(model)
-    if not isinstance(model, Transformer | RNN | Ensemble):
+def check_arguments(model: object, source: object, padding_mask: Tensor | None) -> None:
+    if padding_mask is not None and not isinstance(source, Tensor):
+        raise ValueError("padding_mask: it is for tensors; leave it out for lists, which need none")
+    if not isinstance(model, Sequence) and not getattr(model, "has_source", False):
         raise TypeError(
             f"model: expected a Transformer or an RNN, which translate, not {type(model).__name__}"
         )
-
-    return model
-
-
-def check_start(start: int, vocabulary: int) -> None:
-    if not 0 <= start < vocabulary:
-        raise ValueError(f"start: expected an id from 0 to {vocabulary - 1}, not {start}")
-
-
-def padded_source(
-    model: Any, source: Prompts, padding_mask: Tensor | None
-) -> tuple[Int[Tensor, "B S"], Bool[Tensor, "B S"] | None, bool]:
-    """Sources as one tensor, its padding mask, and whether a single source was given."""
-    vocabulary = model.config.source_vocabulary or model.config.vocabulary
-    rows, single = token_rows(source, vocabulary, "source")
-    if isinstance(source, Tensor):
-        if padding_mask is not None and padding_mask.shape != source.shape:
-            raise ValueError(
-                f"padding_mask: expected the source's shape, {tuple(source.shape)}, "
-                f"not {tuple(padding_mask.shape)}"
-            )
-
-        if single:
-            source = source.unsqueeze(0)  # (1, S)
-            if padding_mask is not None:
-                padding_mask = padding_mask.unsqueeze(0)
-
-        return source, padding_mask, single
-
-    if padding_mask is not None:
-        raise ValueError("padding_mask: it is for tensors; leave it out for lists, which need none")
-
-    device = next(model.parameters()).device
-    ids, padding_mask = pad_rows(rows, 0)
-    if padding_mask is not None:
-        padding_mask = padding_mask.to(device)
-
-    return ids.to(device), padding_mask, single
 
 
 # Text
@@ -218,6 +124,7 @@ def translate_texts(
     texts: str | Sequence[str],
     *,
     length: int | None = None,
+    batch: int = 16,
     **options: Unpack[SearchOptions],
 ) -> Iterator[tuple[int, list[Translation]]]:
     """Translate texts by beam search, those of similar length together.
@@ -228,6 +135,7 @@ def translate_texts(
         texts: Texts, or one string. An empty text has an empty translation.
         length: Tokens of a translation at most; by default twice the source's and a few more,
             rounded, so that it does not depend on what is translated beside it.
+        batch: Texts that are searched at a time.
         **options: Options of `beam_search` by name, such as beams=8.
 
     Returns:
@@ -244,19 +152,22 @@ def translate_texts(
 
     members = models if isinstance(models, Sequence) else [models]
     sources = source_ids(members, tokenizer, texts_of(texts)[0])
-    options.setdefault("start", tokenizer.start)
     # A start token that is not part of any text, such as Marian's padding, is never generated.
     options.setdefault("forbidden", tuple({tokenizer.start} - {tokenizer.end}))
 
-    return search_sources(members, tokenizer, sources, length, options)
+    search = partial(
+        beam_search, members, start=tokenizer.start, end=tokenizer.end, batch=batch, **options
+    )
+
+    return search_sources(search, members, tokenizer, sources, length)
 
 
 def search_sources(
-    models: Sequence[Transformer | RNN],
+    search: Callable[..., list[Any]],
+    models: Sequence[Model],
     tokenizer: Tokenizer,
     sources: list[list[int]],
     length: int | None,
-    options: SearchOptions,
 ) -> Iterator[tuple[int, list[Translation]]]:
     """The translations of each source, those of similar length together."""
     for indices in batches(sources, AT_ONCE, similar=SIMILAR):
@@ -272,8 +183,7 @@ def search_sources(
             longest = room_for(models, 2 * size + SIMILAR)
 
         rows = [sources[index] for index in indices]
-        results = beam_search(models, rows, end=tokenizer.end, length=longest, **options)
-        for index, hypotheses in zip(indices, results, strict=True):
+        for index, hypotheses in zip(indices, search(rows, length=longest), strict=True):
             translations = []
             for ids, score, _ in hypotheses:
                 translations.append(Translation(in_one_line(tokenizer.decode(ids)), score, ids))
@@ -282,7 +192,7 @@ def search_sources(
 
 
 def source_ids(
-    models: Sequence[Transformer | RNN], tokenizer: Tokenizer, texts: Sequence[str]
+    models: Sequence[Model], tokenizer: Tokenizer, texts: Sequence[str]
 ) -> list[list[int]]:
     """The ids of each source and the end id; an empty list for an empty text."""
     assert tokenizer.end is not None
@@ -300,10 +210,10 @@ def source_ids(
     return sources
 
 
-def room_for(models: Sequence[Transformer | RNN], tokens: int) -> int:
+def room_for(models: Sequence[Model], tokens: int) -> int:
     """This many tokens, or the context of the models if it is less; an RNN has no limit."""
     for model in models:
-        if isinstance(model, Transformer):
+        if model.uses_kv_cache:
             tokens = min(tokens, model.config.context)
 
     return tokens

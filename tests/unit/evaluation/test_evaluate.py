@@ -7,7 +7,7 @@ import math
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 import sacrebleu
@@ -20,7 +20,7 @@ from qkv.evaluation.evaluators import prefers_gold
 from qkv.evaluation.intervals import accuracy
 from qkv.evaluation.likelihood import Likelihood
 from qkv.evaluation.question import Question
-from qkv.evaluation.task_file import Kind, read_task
+from qkv.evaluation.task_file import KINDS, read_task
 from qkv.generation.text import complete
 from qkv.models import BERT, GPT, RNN, BERTConfig, RNNConfig, Transformer, TransformerConfig
 from qkv.text.tokenizer_training import train
@@ -211,7 +211,7 @@ ROWS: dict[str, tuple[str, str, list[dict[str, Any]]]] = {
 }
 
 
-@pytest.mark.parametrize("kind", get_args(Kind))
+@pytest.mark.parametrize("kind", list(KINDS))
 def test_limit_restricts_the_questions_of_every_kind(
     kind: str,
     subject: Subject,

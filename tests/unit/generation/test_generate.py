@@ -333,7 +333,7 @@ def test_a_wrong_source_is_refused_by_name() -> None:
             rnn(), words(B, S), torch.ones(S, dtype=torch.bool), start=START, end=END, length=5
         )
     with pytest.raises(ValueError, match=r"padding_mask: .*leave it out for lists"):
-        translate(rnn(), [[1, 2]], torch.ones(1, 2).bool(), start=START, end=END, length=5)  # type: ignore[call-overload]
+        translate(rnn(), [[1, 2]], torch.ones(1, 2).bool(), start=START, end=END, length=5)
 
 
 @pytest.mark.usefixtures("without_shape_checks")

@@ -276,7 +276,7 @@ def test_what_is_no_text(tokenizer: Tokenizer) -> None:
         ([["a"]], "prompts: expected token ids (whole numbers) in each row, not 'a'"),
     ):
         with pytest.raises((TypeError, ValueError), match="^" + re.escape(message)):
-            complete(model, tokenizer, given, length=3)  # type: ignore[call-overload]
+            complete(model, tokenizer, given, length=3)
     with pytest.raises(TypeError, match=r"^stop: number 0: expected one string, not 3"):
         complete(model, tokenizer, "a", length=3, stop=[3])
     for call, message in (

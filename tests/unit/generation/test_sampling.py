@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.testing import assert_close
 
-from qkv.generation.sampling import distribution, draw, row_seeds, uniforms
+from qkv.generation.sampling import UniformNumbers, distribution, draw, row_seeds, uniforms
 from qkv.generation.sampling_params import BROKEN, SamplingParams, sample_tokens
 
 HALVES = torch.tensor([0.05, 0.5, 0.15, 0.3], dtype=torch.float64)
@@ -187,3 +187,12 @@ def test_wrong_seeds_are_refused() -> None:
         uniforms([3, -5], 2, 3)
     with pytest.raises(ValueError, match="seed: expected one, or one for each of 2 rows, not 3"):
         uniforms([1, 2, 3], 2, 3)
+
+
+def test_numbers_read_one_by_one_are_those_of_the_whole_row() -> None:
+    """In any order, and again: a step that is repeated draws the same token."""
+    (whole,) = uniforms([5], 1, 9).tolist()
+    numbers = UniformNumbers(5)
+    assert [numbers[position] for position in (0, 3, 1, 8, 8)] == [
+        whole[position] for position in (0, 3, 1, 8, 8)
+    ]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple, TypedDict
 
 import numpy as np
 from jaxtyping import Float, Float64, Int64
@@ -15,6 +17,7 @@ from qkv.generation.sampling_params import NO_LIKELIEST
 from qkv.generation.top_tokens import likeliest
 
 Penalty = Literal["paper", "power"]
+MOST_BEAMS = 1024
 
 
 class Hypothesis(NamedTuple):
@@ -42,27 +45,84 @@ class Continuation(NamedTuple):
     """The log-probability with the token; minus infinity fills up a group."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class SearchRule:
-    """The parameters of a beam search."""
+class SearchOptions(TypedDict, total=False):
+    """The fields of `SearchRule` as keyword arguments, beside `end`."""
 
-    end: int | None
     beams: int
-    n_best: int
-    alpha: float
-    penalty: Penalty
     minimum: int
-    forbidden: tuple[int, ...]
+    forbidden: Sequence[int]
+    n_best: int
+    length_penalty: float
+    penalty: Penalty
     groups: int
     diversity: float
 
+
+@dataclass(frozen=True, kw_only=True)
+class SequenceRule(ABC):
+    """What every search over whole sequences has: an end, beams, and a way to extend them."""
+
+    end: int | None
+    """The id that ends a sequence."""
+    beams: int = 4
+    """Open beams of a row."""
+    minimum: int = 0
+    """Tokens before an end may come."""
+    forbidden: Sequence[int] = ()
+    """Ids that are never generated."""
+    beams_name: ClassVar[str] = "beams"
+
     def __post_init__(self) -> None:
+        if not 1 <= self.beams <= MOST_BEAMS:
+            raise ValueError(f"{self.beams_name}: expected 1 to {MOST_BEAMS:,}, not {self.beams:,}")
+
+    @abstractmethod
+    def advance(
+        self, logits: Float[Tensor, "R V"], sentences: list[Any], step: int
+    ) -> list[list[tuple[int, int]]]:
+        """The beams to keep of each sentence, each as the old beam and the new token.
+
+        A sentence has always the same number of them, and none when its search is over.
+
+        Args:
+            logits: Of all beams, those of a sentence side by side.
+            sentences: The sentences they belong to.
+            step: Number of tokens so far.
+        """
+
+    def excluded(self, step: int) -> list[int]:
+        """Ids that may not come after `step` tokens."""
+        if self.end is None or step >= self.minimum:
+            return sorted(set(self.forbidden))
+
+        return sorted({*self.forbidden, self.end})
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchRule(SequenceRule):
+    """The parameters of a beam search."""
+
+    n_best: int = 1
+    """Hypotheses of a row, at most as many as beams."""
+    length_penalty: float = 0.6
+    """Exponent of the penalty; 0 ranks by log-probability."""
+    penalty: Penalty = "paper"
+    """Its base: (5 + tokens) / 6 as in the paper, or "power", the tokens as in `transformers`."""
+    groups: int = 1
+    """Groups of diverse beam search (Vijayakumar et al. 2016), which choose in turn."""
+    diversity: float = 0.0
+    """What a token costs a group for each time an earlier group has chosen it."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         if not 1 <= self.n_best <= self.beams:
             raise ValueError(
                 f"n_best: expected 1 to {self.beams}, the number of beams, not {self.n_best:,}"
             )
-        if not -10 <= self.alpha <= 10:
-            raise ValueError(f"length_penalty: expected -10 to 10 (0 for none), not {self.alpha}")
+        if not -10 <= self.length_penalty <= 10:
+            raise ValueError(
+                f"length_penalty: expected -10 to 10 (0 for none), not {self.length_penalty}"
+            )
         if self.penalty not in ("paper", "power"):
             raise ValueError(f"penalty: expected paper or power, not {self.penalty!r}")
         if self.groups < 1 or self.beams % self.groups:
@@ -85,20 +145,16 @@ class SearchRule:
     def divisor(self, tokens: int) -> float:
         """What the log-probability of a sequence is divided by."""
         base = (5 + tokens) / 6 if self.penalty == "paper" else tokens
-        return base**self.alpha
+        return base**self.length_penalty
 
     def advance(
         self, logits: Float[Tensor, "R V"], sentences: list[SentenceBeams], step: int
     ) -> list[list[tuple[int, int]]]:
         """The best continuations of every sentence's beams by one token."""
-        never = set(self.forbidden)
-        if self.end is not None and step < self.minimum:
-            never.add(self.end)
-
         # Twice as many as are kept, because half of them may end; and more for each earlier group,
         # whose tokens may cost too much.
         count = (self.groups + 1) * self.width
-        top_values, top_ids = likeliest(logits, count, sorted(never))
+        top_values, top_ids = likeliest(logits, count, self.excluded(step))
         by_sentence = (len(sentences), -1, top_values.shape[1])  # (B, beams, K)
         values = top_values.cpu().double().numpy().reshape(by_sentence)
         ids = top_ids.cpu().numpy().reshape(by_sentence)

@@ -10,20 +10,22 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from qkv.models import RNN, Transformer
-from qkv.models.registry import Config
+from qkv.models.model import Model, Predicts
 
 
-class Ensemble(nn.Module):
+class Ensemble(Model):
     """Translators with the same vocabularies; they may be of different families."""
 
-    def __init__(self, models: Sequence[Transformer | RNN]) -> None:
+    predicts: Predicts = "target"
+    has_source = True
+
+    def __init__(self, models: Sequence[Model]) -> None:
         super().__init__()
         if not models:
             raise ValueError("models: expected one or more")
 
         for model in models:
-            if not isinstance(model, Transformer | RNN):
+            if not getattr(model, "has_source", False):
                 raise TypeError(
                     "models: expected Transformers and RNNs, which translate, "
                     f"not {type(model).__name__}"
@@ -33,11 +35,7 @@ class Ensemble(nn.Module):
         check_equal("target", {config.vocabulary for config in configs})
         check_equal("source", {config.source_vocabulary or config.vocabulary for config in configs})
         self.models: Any = nn.ModuleList(models)
-
-    @property
-    def config(self) -> Config:
-        """The config of the first model: all have its vocabularies."""
-        return self.models[0].config
+        self.config = configs[0]  # all have its vocabularies
 
     def start(
         self, source: Int[Tensor, "B S"], padding_mask: Bool[Tensor, "B S"] | None = None

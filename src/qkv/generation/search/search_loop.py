@@ -11,28 +11,22 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor
 
 from qkv.data.batches.padding import pad_rows
-from qkv.generation.generate import check as check_generation
-from qkv.generation.generate import context_limit, within, without_dropout
+from qkv.generation.generate import check, context_limit, within, without_dropout
 from qkv.generation.prefill import next_logits
 from qkv.generation.prompts import Prompts, token_rows
 from qkv.generation.sampling_params import SamplingParams
+from qkv.generation.search.beams import SequenceRule
 from qkv.generation.search.ensemble import Ensemble
 from qkv.generation.stop import as_ends
-from qkv.models import GPT, RNN, Transformer
 from qkv.nn.linear.onednn import prepacking, small_enough
 
-MOST_BEAMS = 1024
 MANY = 4  # sentences for which it pays to pack the weights
 
 S = TypeVar("S")
-Advance = Callable[[Float[Tensor, "R V"], list[S], int], list[list[tuple[int, int]]]]
-"""From the logits of all beams, the sentences they belong to, and the number of tokens so far: for
-each sentence the beams to keep, each as the old beam and the new token; always the same number
-of them, and none when the search of the sentence is over."""
 
 
 def prepare(
@@ -50,13 +44,14 @@ def prepare(
     if isinstance(model, Ensemble) and len(model.models) == 1:
         model = model.models[0]  # the logarithm of its probabilities would be taken twice
 
-    if isinstance(model, GPT):
-        if start is not None or padding_mask is not None:
-            raise ValueError("start: a GPT continues its prompt; leave out start and padding_mask")
-    elif not isinstance(model, Transformer | RNN | Ensemble):
+    if getattr(model, "predicts", None) not in ("next", "target"):
         raise TypeError(
             f"model: expected a Transformer, an RNN or a GPT, not {type(model).__name__}"
         )
+
+    if not model.has_source:
+        if start is not None or padding_mask is not None:
+            raise ValueError("start: a GPT continues its prompt; leave out start and padding_mask")
     elif start is None or not 0 <= start < model.config.vocabulary:
         last = model.config.vocabulary - 1
         raise ValueError(f"start: expected an id from 0 to {last}, not {start}")
@@ -64,22 +59,6 @@ def prepare(
     vocabulary = getattr(model.config, "source_vocabulary", None) or model.config.vocabulary
 
     return model, *token_rows(source, vocabulary, "source", padding_mask)
-
-
-def check(
-    model: Any,
-    length: int,
-    end: int | None,
-    minimum: int,
-    forbidden: Sequence[int],
-    beams: int,
-    name: str = "beams",
-) -> None:
-    """Raise if an argument of a search is wrong; `name` is that of the number of beams."""
-    params = SamplingParams(minimum=minimum, forbidden=tuple(forbidden))
-    check_generation(model, length, as_ends(end), params)
-    if not 1 <= beams <= MOST_BEAMS:
-        raise ValueError(f"{name}: expected 1 to {MOST_BEAMS:,}, not {beams:,}")
 
 
 def batches(
@@ -115,25 +94,27 @@ def rounded(length: int, multiple: int) -> int:
 def search(
     model: Any,
     rows: list[list[int]],
+    rule: SequenceRule,
+    begin: Callable[[int, int], S],
     start: int | None,
     length: int,
     batch: int,
-    begin: Callable[[int, int], S],
-    advance: Advance[S],
-) -> None:
-    """Search all rows, `batch` at a time.
+) -> list[S]:
+    """Search all rows, `batch` at a time, and return the sentence of each.
 
     Args:
         model: The model.
         rows: Sources, or a GPT's prompts.
+        rule: Chooses the beams to keep after each token.
+        begin: Makes the sentence of a row, from its index and the tokens that fit.
         start: The id that a target begins with.
         length: Tokens of a sequence at most.
         batch: Sentences at a time.
-        begin: Makes the sentence of a row, from its index and the tokens that fit.
-        advance: Chooses the beams to keep after each token.
     """
+    params = SamplingParams(minimum=rule.minimum, forbidden=tuple(rule.forbidden))
+    check(model, length, as_ends(rule.end), params)
     similar = None
-    if isinstance(model, GPT):
+    if start is None:
         similar = 1  # prompts are not padded
         limit = context_limit(model, "refuse")
         if limit is not None:
@@ -145,29 +126,29 @@ def search(
     if len(rows) >= MANY and small_enough(model):
         packing = prepacking()
 
+    device = next(model.parameters()).device
+    sentences: dict[int, S] = {}
     with without_dropout(model), packing:
         for indices in batches(rows, batch, similar=similar):
-            state, ids = read_sources(model, [rows[index] for index in indices], start)
+            sources = [rows[index] for index in indices]
+            if start is None:
+                state = model.start()
+                ids = torch.tensor(sources, device=device)
+            else:
+                state = encode_sources(model, sources)
+                ids = torch.full((len(sources), 1), start, device=device)
+
             fits = length if limit is None else min(length, limit - ids.shape[1] + 1)
-            sentences = [begin(index, fits) for index in indices]
-            search_batch(model, ids, state, sentences, fits, advance)
+            begun = {index: begin(index, fits) for index in indices}
+            search_batch(model, ids, state, list(begun.values()), fits, rule)
+            sentences |= begun
+
+    return [sentences[row] for row in range(len(rows))]
 
 
-def read_sources(
-    model: Any, rows: list[list[int]], start: int | None
-) -> tuple[Any, Int[Tensor, "B T"]]:
-    """The state before the first pass and its input: a GPT's prompts, or start ids."""
-    device = next(model.parameters()).device
-    if isinstance(model, GPT):
-        return model.start(), torch.tensor(rows, device=device)
-
-    assert start is not None
-    source, padding_mask = pad_rows(rows, 0)
-    source = source.to(device)
-    if padding_mask is not None:
-        padding_mask = padding_mask.to(device)
-
-    return model.start(source, padding_mask), source.new_full((len(rows), 1), start)
+def encode_sources(model: Any, sources: list[list[int]]) -> Any:
+    """A translator's state before the first target token."""
+    return model.start(*pad_rows(sources, device=next(model.parameters()).device))
 
 
 def search_batch(
@@ -176,12 +157,12 @@ def search_batch(
     state: Any,
     sentences: list[S],
     length: int,
-    advance: Advance[S],
+    rule: SequenceRule,
 ) -> None:
     """One pass per token: each sentence chooses which beams to extend by which token."""
     for step in range(length):
         beams = ids.shape[0] // len(sentences)  # one per sentence at first
-        chosen = advance(next_logits(model, ids, state), sentences, step)
+        chosen = rule.advance(next_logits(model, ids, state), sentences, step)
 
         # The row of each beam that is kept, and its new token.
         rows = []

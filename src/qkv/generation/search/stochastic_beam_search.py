@@ -11,64 +11,22 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypedDict, Unpack, overload
+from typing import Any, ClassVar
 
 import numpy as np
 from jaxtyping import Bool, Float, Float64
 from torch import Tensor
 
 from qkv.generation.generate import Translator
-from qkv.generation.prompts import Arrays, Prompts
+from qkv.generation.prompts import Prompts
 from qkv.generation.sampling import as_seeds
 from qkv.generation.sampling_params import NO_LIKELIEST
-from qkv.generation.search.beams import Hypothesis, by_score
-from qkv.generation.search.search_loop import check, prepare, search
+from qkv.generation.search.beams import Hypothesis, SequenceRule, by_score
+from qkv.generation.search.search_loop import prepare, search
 from qkv.generation.top_tokens import log_probabilities
 from qkv.models import GPT
 
 
-class DrawOptions(TypedDict, total=False):
-    """The keyword arguments of `stochastic_beam_search`, beside end, length and samples."""
-
-    start: int | None
-    temperature: float
-    minimum: int
-    forbidden: Sequence[int]
-    seed: int | Sequence[int] | None
-    batch: int
-
-
-@overload
-def stochastic_beam_search(
-    model: GPT | Translator,
-    source: Sequence[int],
-    *,
-    end: int | None,
-    length: int,
-    samples: int,
-    **options: Unpack[DrawOptions],
-) -> list[Hypothesis]: ...
-@overload
-def stochastic_beam_search(
-    model: GPT | Translator,
-    source: Sequence[Sequence[int]],
-    *,
-    end: int | None,
-    length: int,
-    samples: int,
-    **options: Unpack[DrawOptions],
-) -> list[list[Hypothesis]]: ...
-@overload
-def stochastic_beam_search(
-    model: GPT | Translator,
-    source: Arrays,
-    padding_mask: Tensor | None = None,
-    *,
-    end: int | None,
-    length: int,
-    samples: int,
-    **options: Unpack[DrawOptions],
-) -> list[Any]: ...
 def stochastic_beam_search(
     model: GPT | Translator,
     source: Prompts,
@@ -114,31 +72,32 @@ def stochastic_beam_search(
         4
     """
     model, rows, single = prepare(model, source, padding_mask, start)
-    check(model, length, end, minimum, forbidden, samples, "samples")
-    rule = DrawRule(samples, end, temperature, minimum, tuple(forbidden))
+    rule = DrawRule(
+        end=end, beams=samples, minimum=minimum, forbidden=forbidden, temperature=temperature
+    )
     seeds = as_seeds(seed, len(rows))
-    draws: dict[int, Draw] = {}
-
-    def begin(row: int, fits: int) -> Draw:
-        draws[row] = Draw(rule, fits, np.random.default_rng(seeds[row]))
-        return draws[row]
-
-    search(model, rows, start, length, batch, begin, rule.advance)
-    drawn = [by_score(draws[row].ended) for row in range(len(rows))]
+    draws = search(
+        model,
+        rows,
+        rule,
+        lambda row, fits: Draw(rule, fits, np.random.default_rng(seeds[row])),
+        start,
+        length,
+        batch,
+    )
+    drawn = [by_score(draw.ended) for draw in draws]
     return drawn[0] if single else drawn
 
 
-@dataclass(frozen=True)
-class DrawRule:
+@dataclass(frozen=True, kw_only=True)
+class DrawRule(SequenceRule):
     """The parameters of a stochastic beam search."""
 
-    samples: int
-    end: int | None
     temperature: float
-    minimum: int
-    forbidden: tuple[int, ...]
+    beams_name: ClassVar[str] = "samples"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not 0 < self.temperature < math.inf:
             raise ValueError(f"temperature: expected more than 0, not {self.temperature}")
 
@@ -146,13 +105,9 @@ class DrawRule:
         self, logits: Float[Tensor, "R V"], draws: list[Draw], step: int
     ) -> list[list[tuple[int, int]]]:
         """The highest sums of every sentence after one more token."""
-        never = list(self.forbidden)
-        if self.end is not None and step < self.minimum:
-            never.append(self.end)
-
         # The remaining tokens share the probability of those: this is a draw, not a ranking.
         logits = logits.cpu().double() / self.temperature
-        logits[:, never] = -math.inf
+        logits[:, self.excluded(step)] = -math.inf
         logprobs = log_probabilities(logits)  # (R, V)
         if bool(logprobs.isnan().any()):
             raise ValueError(NO_LIKELIEST)
@@ -177,14 +132,13 @@ class Draw:
 
     def advance(self, scores: Float64[np.ndarray, "R V"]) -> list[tuple[int, int]]:
         """Draw the sums of every open beam's continuations, and keep the highest of all."""
-        samples = self.rule.samples
         before = np.array([[beam.log_probability] for beam in self.open])
         totals = before + scores[: len(self.open)]  # (R, V)
         highest = np.array([[beam.score] for beam in self.open])
         sums = conditioned(highest, totals + self.random.gumbel(size=totals.shape))
 
         going: list[tuple[Hypothesis, int, int]] = []
-        for index in np.argsort(-sums, axis=None, kind="stable")[:samples].tolist():
+        for index in np.argsort(-sums, axis=None, kind="stable")[: self.rule.beams].tolist():
             total = float(totals.flat[index])
             if total == -math.inf:
                 continue
@@ -205,7 +159,7 @@ class Draw:
 
     def keep_highest(self, going: list[tuple[Hypothesis, int, int]]) -> list[tuple[int, int]]:
         """Keep the highest sums among ended and open beams; return the old beam and its token."""
-        samples = self.rule.samples
+        samples = self.rule.beams
         every = [*self.ended, *(beam for beam, _, _ in going)]
         lowest = by_score(every)[:samples][-1].score
         self.ended = [beam for beam in self.ended if beam.score >= lowest]

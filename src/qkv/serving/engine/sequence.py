@@ -200,7 +200,7 @@ class BeamSearchState:
             end=end_id,
             beams=request.beams,
             n_best=request.samples,
-            alpha=request.length_penalty,
+            length_penalty=request.length_penalty,
             penalty="paper",
             minimum=request.sampling.minimum,
             forbidden=request.sampling.forbidden,

@@ -14,7 +14,8 @@ from transformers import MarianConfig, MarianMTModel
 
 from qkv.generation import generate, translate
 from qkv.generation.sampling_params import NO_LIKELIEST
-from qkv.generation.search.beam_search import Hypothesis, beam_search
+from qkv.generation.search.beam_search import beam_search
+from qkv.generation.search.beams import Hypothesis
 from qkv.generation.top_tokens import likeliest
 from qkv.models import GPT
 from qkv.models.convert import read_folder
