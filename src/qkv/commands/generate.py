@@ -21,10 +21,11 @@ from qkv.command_line.user_input import (
     read_text,
 )
 from qkv.generation.generate import context_limit
-from qkv.generation.generation_batch import Beyond, Reason
+from qkv.generation.generation_batch import Beyond
 from qkv.generation.sampling_params import SamplingParams
 from qkv.generation.search.beam_search import beam_search
 from qkv.generation.search.search_loop import MOST_BEAMS
+from qkv.generation.stop import Reason
 from qkv.generation.text import TextChunk, prompt_ids, stream_text
 from qkv.models import GPT
 from qkv.text import Tokenizer

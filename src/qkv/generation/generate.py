@@ -16,12 +16,12 @@ from torch import Tensor
 
 from qkv.generation import decode_cuda_graph
 from qkv.generation.decode_loop import DecodeLoop
-from qkv.generation.generation_batch import Beyond, GeneratedToken, GenerationBatch, Reason
+from qkv.generation.generation_batch import Beyond, GeneratedToken, GenerationBatch
 from qkv.generation.prompts import Arrays, Prompts, check_whole, token_rows
 from qkv.generation.sampling import uniforms
 from qkv.generation.sampling_params import SamplingKeywords, SamplingParams
 from qkv.generation.search.ensemble import Ensemble
-from qkv.generation.stop import as_ends
+from qkv.generation.stop import Reason, as_ends
 from qkv.models import GPT, RNN, Transformer
 
 __all__ = [

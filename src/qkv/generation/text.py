@@ -10,10 +10,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Required, Unpack, overload
 
 from qkv.generation.generate import stream
-from qkv.generation.generation_batch import Beyond, GeneratedToken, Reason
+from qkv.generation.generation_batch import Beyond, GeneratedToken
 from qkv.generation.prompts import Arrays, TextPrompts, check_text, text_rows, texts_of
 from qkv.generation.sampling_params import SamplingKeywords, SamplingParams
-from qkv.generation.stop import StopStringFilter
+from qkv.generation.stop import Reason, StopStringFilter
 from qkv.models import GPT
 from qkv.text.tokenizer import Tokenizer, start_id
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -17,7 +18,7 @@ from qkv.generation.sampling_params import (
     process_logits,
     sample_tokens,
 )
-from qkv.serving.engine.generation_request import Alternative, TokenLogprob
+from qkv.serving.engine.generation_request import Alternative
 from qkv.serving.engine.sequence import ServingSequence
 from qkv.serving.error_log import as_exception
 
@@ -30,11 +31,10 @@ class TopLogprobs(NamedTuple):
     logprobs: Float[Tensor, "k"]
     probabilities: Float[Tensor, "k"]
 
-    def of_token(self, token_id: int) -> TokenLogprob:
-        """The same on the host."""
+    def on_host(self) -> tuple[float, list[Alternative]]:
+        """The logprob and the alternatives on the host."""
         columns = (self.ids.tolist(), self.logprobs.tolist(), self.probabilities.tolist())
-        alternatives = [Alternative(*row) for row in zip(*columns, strict=True)]
-        return TokenLogprob(token_id, self.logprob.item(), alternatives)
+        return self.logprob.item(), [Alternative(*row) for row in zip(*columns, strict=True)]
 
 
 class LaunchedStep(NamedTuple):
@@ -119,14 +119,13 @@ def sample_isolated(
     return sampled, torch.cat(parts), logprobs
 
 
-def to_device(numbers: Sequence[int] | Sequence[float], device: torch.device) -> Tensor:
+def to_device(numbers: Sequence[float] | np.ndarray, device: torch.device) -> Tensor:
     """A tensor of host numbers on the device, copied without blocking the host."""
-    dtype = torch.int64
-    if numbers and isinstance(numbers[0], float):
-        dtype = torch.float64
+    host = torch.from_numpy(np.asarray(numbers))
+    if device.type != "cuda":
+        return host.to(device)
 
-    cuda = device.type == "cuda"
-    return torch.tensor(numbers, dtype=dtype, pin_memory=cuda).to(device, non_blocking=cuda)
+    return host.pin_memory().to(device, non_blocking=True)
 
 
 def rows_by_params(sequences: Sequence[ServingSequence]) -> list[list[int]]:
