@@ -151,7 +151,10 @@ def check_ids(ids: Sequence[int], vocabulary: int, field: str) -> None:
     """Raise ValueError if an id is not in the vocabulary."""
     for id in (min(ids, default=0), max(ids, default=0)):
         if not 0 <= id < vocabulary:
-            raise ValueError(f"{field}: expected ids from 0 to {vocabulary - 1:,}, not {id:,}")
+            raise ValueError(
+                f"{field}: expected ids below the vocabulary's {vocabulary:,}, from 0 to "
+                f"{vocabulary - 1:,}, not {id:,}"
+            )
 
 
 def max_new_tokens(model: Model, ids: Sequence[int], wanted: int) -> int:

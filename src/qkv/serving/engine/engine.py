@@ -324,7 +324,7 @@ class Engine:
     def end_aborted_and_late(self) -> None:
         """Drop requests whose client is gone, and end those whose deadline has passed."""
         sequences = self.sequences()
-        for handle in unique(sequence.handle for sequence in sequences):
+        for handle in dict.fromkeys(sequence.handle for sequence in sequences):
             if handle.aborted:
                 self.counts["cancelled"] += 1
                 self.output.drop(handle)
@@ -350,7 +350,7 @@ class Engine:
         """All requests and jobs that are not answered yet."""
         handles = [sequence.handle for sequence in self.sequences()]
         handles += [handle for handle, _ in self.jobs]
-        return unique(handles)
+        return list(dict.fromkeys(handles))
 
     def metrics(self) -> dict[str, float]:
         """Counters and gauges by the names that Prometheus sees."""
@@ -365,8 +365,3 @@ class Engine:
             metrics["cache_bytes"] = self.runner.nbytes
 
         return metrics
-
-
-def unique(handles: Any) -> list[RequestHandle]:
-    """Each handle once, in order."""
-    return list({handle.id: handle for handle in handles}.values())

@@ -47,7 +47,7 @@ class OutputProcessor:
         self, sequence: ServingSequence, token_id: int, top: TopLogprobs | None
     ) -> None:
         """Append a sampled token, and emit a chunk if the sequence ends or streams."""
-        reason = sequence.append_token(token_id, None if top is None else top.on_host())
+        reason = sequence.append_token(token_id, None if top is None else top.on_host()[0])
         if reason != "end":
             self.counts["said_tokens"] += 1
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -10,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from qkv.serving.engine.generation_request import Alternative, OutputChunk, TokenLogprob
+from qkv.serving.engine.sampler import top_logprobs
 from qkv.serving.engine.scheduler import ScheduledStep
 from qkv.serving.engine.sequence import ServingSequence
 
@@ -48,18 +48,18 @@ def score_chunk(
     sequence: ServingSequence, count: int, hidden: Float[Tensor, "T E"], logits_of: Logits
 ) -> None:
     """Score the prompt tokens that follow the `count` positions of this chunk."""
-    scored = sequence.prompt_tokens
-    if not scored:
+    if not sequence.prompt_tokens:
         add_token(sequence, sequence.token_ids[0], None, [])
 
     end = min(sequence.computed + count + 1, sequence.prompt_length)
-    for first in range(len(scored), end, POSITIONS_AT_ONCE):
+    for first in range(len(sequence.prompt_tokens), end, POSITIONS_AT_ONCE):
         token_ids = sequence.token_ids[first : min(first + POSITIONS_AT_ONCE, end)]
         row = first - 1 - sequence.computed
         logits = logits_of(hidden[row : row + len(token_ids)])
-        logprobs, alternatives = logprobs_of(logits, token_ids, sequence.request.prompt_logprobs)
-        for token in zip(token_ids, logprobs, alternatives, strict=True):
-            add_token(sequence, *token)
+        tokens = torch.tensor(token_ids, device=logits.device)
+        scored = top_logprobs(logits, tokens, sequence.request.prompt_logprobs or 0).on_host()
+        for token_id, (logprob, alternatives) in zip(token_ids, scored, strict=True):
+            add_token(sequence, token_id, logprob, alternatives)
 
 
 def add_token(
@@ -74,20 +74,3 @@ def add_token(
     text = detokenizer.add(token_id)
     sequence.text.certain.append(text)
     sequence.prompt_tokens.append(TokenLogprob(token_id, text, offset, logprob, alternatives))
-
-
-def logprobs_of(
-    logits: Float[Tensor, "T V"], token_ids: Sequence[int], count: int
-) -> tuple[list[float], list[list[Alternative]]]:
-    """Logprob of the token after each position, and `count` alternatives."""
-    logprobs = logits.float().log_softmax(-1)
-    top_values, top_ids = logprobs.topk(min(count, logits.shape[1]))
-    column = torch.tensor(token_ids, device=logits.device).unsqueeze(1)
-    own_logprobs: list[float] = logprobs.gather(1, column).squeeze(1).tolist()
-
-    alternatives = []
-    for ids, values in zip(top_ids.tolist(), top_values.tolist(), strict=True):
-        row = zip(ids, values, strict=True)
-        alternatives.append([Alternative(id, value, math.exp(value)) for id, value in row])
-
-    return own_logprobs, alternatives

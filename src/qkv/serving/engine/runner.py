@@ -174,9 +174,8 @@ class PagedRunner(Runner):
         """Map the computed positions of a sequence, which a shared prefix may have filled."""
         if sequence.computed:
             mapping = slot_mapping_of(sequence.block_table, np.arange(sequence.computed))
-            self.pages.block_table[sequence.slot, : sequence.computed] = self.to_device(
-                mapping
-            ).int()
+            row = self.pages.block_table[sequence.slot]
+            row[: sequence.computed] = self.to_device(mapping).int()
 
     def pack(self, batch: ScheduledStep) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Of every new token its id, position, slot mapping and sequence slot, each (N,)."""
@@ -208,57 +207,29 @@ class PagedRunner(Runner):
         if not self.groups_decode:
             decode_groups = [[sequence] for sequence in batch.decode]
 
-        groups: list[SequenceGroup] = []
+        groups = GroupList(self.to_device)
         for sequences in decode_groups:
-            if sequences:
-                lengths = [sequence.computed + 1 for sequence in sequences]
-                groups.append(self.group(groups, sequences, 1, lengths))
+            groups.add(sequences, 1, [sequence.computed + 1 for sequence in sequences])
 
         for (has_past, count), chunks in groupby(batch.prefill, past_and_count):
             sequences = [sequence for sequence, _ in chunks]
             if not has_past:
-                groups.append(SequenceGroup(end_of(groups), len(sequences), count, None))
+                groups.append(SequenceGroup(groups.end, len(sequences), count, None))
                 continue
 
             for sequence in sequences:
-                groups.append(self.group(groups, [sequence], count, [sequence.computed + count]))
+                groups.add([sequence], count, [sequence.computed + count])
 
         return groups
 
     def source_groups(self, batch: ScheduledStep) -> list[SequenceGroup]:
         """The groups of cross-attention: each sequence attends to its own source."""
-        groups: list[SequenceGroup] = []
-        if batch.decode:
-            lengths = [len(sequence.source or ()) for sequence in batch.decode]
-            groups.append(self.group(groups, batch.decode, 1, lengths))
-
+        groups = GroupList(self.to_device)
+        groups.add(batch.decode, 1, [len(sequence.source or ()) for sequence in batch.decode])
         for sequence, count in batch.prefill:
-            groups.append(self.group(groups, [sequence], count, [len(sequence.source or ())]))
+            groups.add([sequence], count, [len(sequence.source or ())])
 
         return groups
-
-    def group(
-        self,
-        before: list[SequenceGroup],
-        sequences: Sequence[ServingSequence],
-        count: int,
-        lengths: list[int],
-    ) -> SequenceGroup:
-        """A group after those `before` it, with `count` new tokens of each sequence."""
-        longest = max(lengths)
-        slots = [sequence.slot for sequence in sequences]
-        slots_on_device, lengths_on_device = self.to_device(
-            np.array([slots, lengths], dtype=np.int64)
-        )
-        return SequenceGroup(
-            end_of(before),
-            len(sequences),
-            count,
-            slots_on_device,
-            lengths_on_device,
-            longest,
-            min(lengths) == longest,
-        )
 
     def encode_source(self, sequence: ServingSequence) -> None:
         """Run the encoder and write the source's keys and values into the pages."""
@@ -323,12 +294,28 @@ def past_and_count(chunk: tuple[ServingSequence, int]) -> tuple[bool, int]:
     return sequence.computed > 0, count
 
 
-def end_of(groups: list[SequenceGroup]) -> int:
-    """First row after the last group."""
-    if not groups:
-        return 0
+class GroupList(list[SequenceGroup]):
+    """Groups of a packed batch, one after the other."""
 
-    return groups[-1].end
+    def __init__(self, to_device: Callable[[np.ndarray], Tensor]) -> None:
+        super().__init__()
+        self.to_device = to_device
+
+    @property
+    def end(self) -> int:
+        """First row after the last group."""
+        return self[-1].end if self else 0
+
+    def add(self, sequences: Sequence[ServingSequence], count: int, lengths: list[int]) -> None:
+        """Add a group with `count` new tokens of each sequence, unless there is none."""
+        if not sequences:
+            return
+
+        rows = [[sequence.slot for sequence in sequences], lengths]
+        slots, on_device = self.to_device(np.array(rows, dtype=np.int64))
+        longest = max(lengths)
+        even = min(lengths) == longest
+        self.append(SequenceGroup(self.end, len(sequences), count, slots, on_device, longest, even))
 
 
 def slot_mapping_of(

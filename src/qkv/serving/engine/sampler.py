@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.nn.functional import one_hot
 
 from qkv.generation.sampling import distribution
 from qkv.generation.sampling_params import (
@@ -24,17 +25,21 @@ from qkv.serving.error_log import as_exception
 
 
 class TopLogprobs(NamedTuple):
-    """Logprobs of one sampled token and of its k most likely alternatives, still on the device."""
+    """Logprobs of tokens and of their k most likely alternatives, still on the device."""
 
-    logprob: Float[Tensor, ""]
-    ids: Int[Tensor, "k"]
-    logprobs: Float[Tensor, "k"]
-    probabilities: Float[Tensor, "k"]
+    logprobs: Float[Tensor, "T"]
+    top_ids: Int[Tensor, "T k"]
+    top_logprobs: Float[Tensor, "T k"]
+    top_probabilities: Float[Tensor, "T k"]
 
-    def on_host(self) -> tuple[float, list[Alternative]]:
-        """The logprob and the alternatives on the host."""
-        columns = (self.ids.tolist(), self.logprobs.tolist(), self.probabilities.tolist())
-        return self.logprob.item(), [Alternative(*row) for row in zip(*columns, strict=True)]
+    def on_host(self) -> list[tuple[float, list[Alternative]]]:
+        """The logprob and the alternatives of each token on the host."""
+        own, *top = (column.tolist() for column in self)
+        alternatives = []
+        for row in zip(*top, strict=True):
+            alternatives.append([Alternative(*other) for other in zip(*row, strict=True)])
+
+        return list(zip(own, alternatives, strict=True))
 
 
 class LaunchedStep(NamedTuple):
@@ -84,9 +89,9 @@ def sample(
         for index, row in enumerate(rows):
             count = sequences[row].request.logprobs
             if count is not None:
-                logprobs[row] = top_logprobs(
-                    group[index], allowed[index], drawn[index], sampling, count
-                )
+                one = slice(index, index + 1)
+                sampled = sampled_distribution(allowed[one], sampling)
+                logprobs[row] = top_logprobs(group[one], drawn[one], count, sampled)
 
     return token_ids, logprobs
 
@@ -162,31 +167,38 @@ def token_counts_of(
     return sequence.token_counts
 
 
-def top_logprobs(
-    logits: Float[Tensor, "V"],
-    allowed: Float[Tensor, "V"],
-    token_id: Tensor,
-    sampling: SamplingParams,
-    count: int,
-) -> TopLogprobs:
-    """Logprobs of a sampled token and of the `count` most likely ones."""
-    logprobs = logits.float().log_softmax(-1)
-    values, ids = logprobs.topk(min(count, len(logprobs)))
-
+def sampled_distribution(
+    allowed: Float[Tensor, "T V"], sampling: SamplingParams
+) -> Float[Tensor, "T V"]:
+    """The probabilities that tokens are drawn with."""
     if sampling.temperature == 0:
-        probabilities = (ids == allowed.argmax()).float()
-    else:
-        probabilities = distribution(
-            allowed.unsqueeze(0),
-            temperature=sampling.temperature,
-            top_k=sampling.top_k,
-            top_p=sampling.top_p,
-            min_p=sampling.min_p,
-        )[0, ids]
+        return one_hot(allowed.argmax(-1), allowed.shape[1]).float()
 
-    logprob = logprobs[token_id.clamp(min=0)].where(token_id != BROKEN, torch.nan)
+    return distribution(
+        allowed,
+        temperature=sampling.temperature,
+        top_k=sampling.top_k,
+        top_p=sampling.top_p,
+        min_p=sampling.min_p,
+    )
 
-    return TopLogprobs(logprob, ids, values, probabilities)
+
+def top_logprobs(
+    logits: Float[Tensor, "T V"],
+    token_ids: Int[Tensor, "T"],
+    count: int,
+    sampled: Float[Tensor, "T V"] | None = None,
+) -> TopLogprobs:
+    """Logprobs of tokens and of the `count` most likely ones.
+
+    `sampled` has the probabilities that tokens are drawn with; by default they are the model's.
+    """
+    logprobs = logits.float().log_softmax(-1)
+    values, ids = logprobs.topk(min(count, logits.shape[1]))
+    probabilities = values.exp() if sampled is None else sampled.gather(1, ids)
+    own = logprobs.gather(1, token_ids.clamp(min=0).unsqueeze(1)).squeeze(1)
+
+    return TopLogprobs(own.where(token_ids != BROKEN, torch.nan), ids, values, probabilities)
 
 
 def launch_copy(

@@ -6,6 +6,7 @@ import asyncio
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from starlette.requests import Request
@@ -94,53 +95,37 @@ async def merged_chunks(
         )
 
     handles: list[RequestHandle] = []
-    readers: list[asyncio.Task[None]] = []
+    reading: dict[asyncio.Task[OutputChunk], tuple[int, AsyncIterator[OutputChunk]]] = {}
+
+    def read_next(index: int, chunks: AsyncIterator[OutputChunk]) -> None:
+        reading[asyncio.ensure_future(anext(chunks))] = (index, chunks)
+
     try:
         for request in requests:
             handles.append(host.submit(name, request))
 
-        if len(handles) == 1:
+        if len(handles) == 1:  # without tasks, which cost time
             async for chunk in request_chunks(handles[0]):
                 yield 0, chunk
 
             return
 
-        # One reader per request fills a common queue
-        merged: asyncio.Queue[tuple[int, OutputChunk | Exception | None]] = asyncio.Queue()
         for index, handle in enumerate(handles):
-            readers.append(asyncio.create_task(read_into(merged, index, handle)))
+            read_next(index, request_chunks(handle))
 
-        open_requests = len(readers)
-        while open_requests:
-            index, update = await merged.get()
-            if isinstance(update, Exception):
-                raise update
-
-            if update is None:
-                open_requests -= 1
-            else:
-                yield index, update
+        while reading:
+            done, _ = await asyncio.wait(reading, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                index, chunks = reading.pop(task)
+                with suppress(StopAsyncIteration):
+                    yield index, task.result()
+                    read_next(index, chunks)
     finally:
         for handle in handles:
             handle.abort()
 
-        for reader in readers:
-            reader.cancel()
-
-
-async def read_into(
-    merged: asyncio.Queue[tuple[int, OutputChunk | Exception | None]],
-    index: int,
-    handle: RequestHandle,
-) -> None:
-    """Put all chunks of a request into a queue, then None, or the error that ended it."""
-    try:
-        async for chunk in request_chunks(handle):
-            merged.put_nowait((index, chunk))
-
-        merged.put_nowait((index, None))
-    except Exception as error:
-        merged.put_nowait((index, error))
+        for task in reading:
+            task.cancel()
 
 
 async def job_result(

@@ -58,98 +58,85 @@ async def translate(body: TranslateRequest, request: Request) -> Response:
             f"text: expected sentences of {MAX_SOURCE:,} tokens or fewer, not {longest:,}"
         )
 
-    reply = TranslationStream(body, request, model, tokenizer, sources, deadline)
+    requests = generation_requests(body, model, tokenizer, sources, deadline)
+    chunks = merged_chunks(host_of(request), body.model, requests)
+    reply = TranslationStream(body, request, sources, deadline)
     if body.stream:
-        return EventStream(reply.events())
+        return EventStream(reply.events(chunks))
 
-    return Json(await while_connected(request.receive, reply.whole()))
+    return Json(await while_connected(request.receive, reply.whole(chunks)))
 
 
-class TranslationStream:
-    """Turns chunks of the engine into translations."""
+def generation_requests(
+    body: TranslateRequest,
+    model: Model,
+    tokenizer: Tokenizer,
+    sources: list[list[int]],
+    deadline: float,
+) -> list[GenerationRequest]:
+    """The engine's requests, one for each text that is not empty."""
+    heads_off = parse_heads_off(model, body.heads_off)
+    assert tokenizer.start is not None
+    assert tokenizer.end is not None
+    forbidden: tuple[int, ...] = ()
+    if tokenizer.start != tokenizer.end:
+        forbidden = (tokenizer.start,)  # it is never part of a translation
 
-    def __init__(
-        self,
-        body: TranslateRequest,
-        request: Request,
-        model: Model,
-        tokenizer: Tokenizer,
-        sources: list[list[int]],
-        deadline: float,
-    ) -> None:
-        self.body = body
-        self.request = request
-        self.model = model
-        self.tokenizer = tokenizer
-        self.sources = sources
-        self.deadline = deadline
-        self.states: list[list[ChoiceState]] = []
-        """Translations of each text; an empty text has one, and needs no request."""
-        self.requested: list[list[ChoiceState]] = []
-        """Translations of each request."""
-        self.requests: list[GenerationRequest] = []
-
-        heads_off = parse_heads_off(model, body.heads_off)
-        for source in sources:
-            self.states.append([ChoiceState() for _ in range(body.n_best if source else 1)])
-            if source:
-                self.requested.append(self.states[-1])
-                self.requests.append(self.generation_request(source, heads_off))
-
-    def generation_request(
-        self, source: list[int], heads_off: tuple[tuple[int, int], ...]
-    ) -> GenerationRequest:
-        """The engine's request for one text."""
-        body = self.body
-        assert self.tokenizer.end is not None
+    requests: list[GenerationRequest] = []
+    for source in filter(None, sources):
         wanted = 2 * rounded(len(source), SIMILAR) + SIMILAR
         if body.max_tokens is not None:
             wanted = min(body.max_tokens, MAX_SEQUENCE)
 
-        return GenerationRequest(
+        generation = GenerationRequest(
             prompt=source,
-            max_tokens=room_for([self.model], wanted),
-            sampling=SamplingParams(temperature=body.temperature, forbidden=self.forbidden_ids()),
-            end_ids=(self.tokenizer.end,),
+            max_tokens=room_for([model], wanted),
+            sampling=SamplingParams(temperature=body.temperature, forbidden=forbidden),
+            end_ids=(tokenizer.end,),
             samples=body.n_best,
             seed=request_seed(body.seed),
             beams=body.beams,
             length_penalty=body.length_penalty,
             heads_off=heads_off,
             stream=body.stream,
-            deadline=self.deadline,
+            deadline=deadline,
         )
+        requests.append(generation)
 
-    def forbidden_ids(self) -> tuple[int, ...]:
-        """The start token, unless it is also the end: it is never part of a translation."""
-        start = self.tokenizer.start
-        if start is None or start == self.tokenizer.end:
-            return ()
+    return requests
 
-        return (start,)
 
-    async def chunks(self) -> AsyncIterator[OutputChunk]:
-        """Chunks of all translations, which are added to their states."""
-        if not self.requests:
-            return
+class TranslationStream:
+    """Turns chunks of the engine into translations."""
 
-        merged = merged_chunks(host_of(self.request), self.body.model, self.requests)
-        async for number, chunk in merged:
-            self.requested[number][chunk.sample].add(chunk)
-            yield chunk
+    def __init__(
+        self, body: TranslateRequest, request: Request, sources: list[list[int]], deadline: float
+    ) -> None:
+        self.body = body
+        self.request = request
+        self.sources = sources
+        self.deadline = deadline
+        self.states: list[list[ChoiceState]] = []
+        """Translations of each text."""
+        for source in sources:
+            self.states.append([ChoiceState() for _ in range(body.n_best if source else 1)])
 
-    async def whole(self) -> dict[str, Any]:
+        pairs = zip(sources, self.states, strict=True)
+        self.requested = [states for source, states in pairs if source]
+        """Translations of each request."""
+
+    async def whole(self, chunks: AsyncIterator[tuple[int, OutputChunk]]) -> dict[str, Any]:
         """All translations as one response."""
-        async for _ in self.chunks():
-            pass
+        async for number, chunk in chunks:
+            self.requested[number][chunk.sample].add(chunk)
 
         return await self.reply()
 
-    async def events(self) -> AsyncIterator[bytes]:
+    async def events(self, chunks: AsyncIterator[tuple[int, OutputChunk]]) -> AsyncIterator[bytes]:
         """The text as it is generated, then the whole response."""
-        chunks = self.chunks()
         try:
-            async for chunk in chunks:
+            async for number, chunk in chunks:
+                self.requested[number][chunk.sample].add(chunk)
                 yield event({"text": chunk.text})
 
             yield event(await self.reply())
