@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from qkv.generation.generate import context_limit
@@ -17,24 +18,15 @@ MAX_SEQUENCE = 65_536
 """Tokens of a prompt, or of an output, in a model without a context limit."""
 
 
+@dataclass
 class Admission:
     """Decides which requests one model can serve; others are refused before they wait."""
 
-    def __init__(
-        self,
-        model: Model,
-        tokenizer: Tokenizer,
-        scheduler: Scheduler,
-        *,
-        depth: int,
-        can_ablate: bool,
-    ) -> None:
-        """`depth` is the number of layers whose heads can be switched off, if `can_ablate`."""
-        self.model = model
-        self.tokenizer = tokenizer
-        self.scheduler = scheduler
-        self.depth = depth
-        self.can_ablate = can_ablate
+    model: Model
+    tokenizer: Tokenizer
+    scheduler: Scheduler
+    depth: int
+    """Layers whose heads can be switched off."""
 
     def create_sequences(self, handle: RequestHandle) -> list[ServingSequence]:
         """One sequence per sample; for a beam search, the one that it starts from."""
@@ -96,7 +88,7 @@ class Admission:
     def check_heads_off(self, request: GenerationRequest) -> None:
         if not request.heads_off:
             return
-        if not self.can_ablate:
+        if not self.depth:
             family = type(self.model).__name__
             raise ValueError(f"heads_off: not supported while a {family} generates; leave it out")
 

@@ -88,14 +88,12 @@ class Engine:
             BlockAllocator(range(1, self.runner.blocks), reversed(range(rows))),
             rows,
             tokens or PREFILL_TOKENS.get(self.runner.device.type, 512),
-            chunk_multiple=self.runner.chunk_multiple,
+            self.postprocess,
+            self.runner.chunk_multiple,
             prefix_caching=paged and not model.has_source,
             state_blocks=self.runner.state_blocks,
-            flush=self.postprocess,
         )
-        self.admission = Admission(
-            model, tokenizer, self.scheduler, depth=self.runner.depth, can_ablate=paged
-        )
+        self.admission = Admission(model, tokenizer, self.scheduler, self.runner.depth)
         self.output = OutputProcessor(self.scheduler, emit, self.counts)
         self.prefill_budget = PrefillBudget(self.scheduler.max_prefill_tokens)
         self.runs_ahead = paged and self.runner.device.type == "cuda"
@@ -190,22 +188,20 @@ class Engine:
 
     def run_isolated(self, batch: ScheduledStep) -> LaunchedStep | None:
         """Run a step; if it fails, run its requests one by one: only the faulty ones fail."""
-        before = []
-        for sequence in batch.sequences:
-            before.append((sequence, sequence.computed, sequence.model_state))
+        sequences = batch.sequences
+        before = [(sequence.computed, sequence.model_state) for sequence in sequences]
 
         try:
             return self.run(batch)
         except BaseException as failure:
             error = as_exception(failure)
-            if len({sequence.handle.id for sequence in batch.sequences}) == 1:
-                self.output.fail(batch.sequences[0], error)
+            if len({sequence.handle for sequence in sequences}) == 1:
+                self.output.fail(sequences[0], error)
                 return None
 
         # Undo the failed attempt
-        for sequence, computed, state in before:
-            sequence.computed = computed
-            sequence.model_state = state
+        for sequence, state in zip(sequences, before, strict=True):
+            sequence.computed, sequence.model_state = state
 
         self.postprocess()
 

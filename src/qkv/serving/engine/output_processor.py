@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from qkv.serving.engine.generation_request import (
     OutputChunk,
@@ -19,14 +20,14 @@ Emit = Callable[[RequestHandle, Update], None]
 """Receives every update of a request."""
 
 
+@dataclass
 class OutputProcessor:
     """Ends or continues sequences by their new tokens, and emits what their clients receive."""
 
-    def __init__(self, scheduler: Scheduler, emit: Emit, counts: dict[str, int]) -> None:
-        """`counts` are the engine's counters, which are updated in place."""
-        self.scheduler = scheduler
-        self.emit = emit
-        self.counts = counts
+    scheduler: Scheduler
+    emit: Emit
+    counts: dict[str, int]
+    """The engine's counters, which are updated in place."""
 
     def process(self, launched: LaunchedStep) -> None:
         """Wait for the tokens of a step, and add them to their sequences."""

@@ -9,8 +9,9 @@ back and is recomputed later. So the cache never grows, and no sequence waits fo
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 from qkv.serving.engine.block_allocator import BLOCK_SIZE, BlockAllocator, OutOfBlocks, blocks_for
 from qkv.serving.engine.sequence import SequenceStatus, ServingSequence
@@ -44,24 +45,14 @@ class ScheduledStep:
     @property
     def completed_prefill(self) -> list[ServingSequence]:
         """Sequences whose prompt is read to its end in this step, before `computed` advances."""
-        completed = []
-        for sequence, count in self.prefill:
-            if sequence.computed + count == sequence.num_tokens:
-                completed.append(sequence)
-
-        return completed
+        return [sequence for sequence, count in self.prefill if reads_all(sequence, count)]
 
     @property
     def logit_rows(self) -> list[int]:
         """Rows of the packed batch whose logits are sampled: the last token of each sequence."""
-        rows = list(range(len(self.decode)))
-        end = len(self.decode)
-        for sequence, count in self.prefill:
-            end += count
-            if sequence.computed + count == sequence.num_tokens:
-                rows.append(end - 1)
-
-        return rows
+        ends = accumulate(count for _, count in self.new_tokens)
+        chunks = zip(ends, self.new_tokens, strict=True)
+        return [end - 1 for end, chunk in chunks if reads_all(*chunk)]
 
     def split(self) -> list[ScheduledStep]:
         """One step per request, of its sequences that are not finished."""
@@ -77,43 +68,34 @@ class ScheduledStep:
         return list(steps.values())
 
 
+def reads_all(sequence: ServingSequence, count: int) -> bool:
+    """Whether `count` more tokens are all that a sequence has."""
+    return sequence.computed + count == sequence.num_tokens
+
+
+@dataclass
 class Scheduler:
     """Waiting and running sequences, and the slots and blocks they hold."""
 
-    def __init__(
-        self,
-        blocks: BlockAllocator,
-        max_sequences: int,
-        max_prefill_tokens: int,
-        *,
-        chunk_multiple: int = 1,
-        prefix_caching: bool = False,
-        state_blocks: Callable[[ServingSequence], int] | None = None,
-        flush: Callable[[], object] = lambda: None,
-    ) -> None:
-        """Create a scheduler.
-
-        Args:
-            blocks: The allocator of the cache and of slots.
-            max_sequences: Sequences that run at once.
-            max_prefill_tokens: Prompt tokens per step, besides the tokens of decoding sequences.
-            chunk_multiple: A prompt is split at multiples of this many tokens.
-            prefix_caching: Whether sequences with a common prefix share its blocks.
-            state_blocks: For a model without pages: the blocks that a sequence's state counts for.
-            flush: Called before a preemption, to finish sequences whose tokens are not read yet.
-        """
-        self.blocks = blocks
-        self.max_sequences = max_sequences
-        self.max_prefill_tokens = max_prefill_tokens
-        self.chunk_multiple = chunk_multiple
-        self.prefix_caching = prefix_caching
-        self.state_blocks = state_blocks
-        self.flush = flush
-        self.preempted = 0
-        self.shared_tokens = 0
-        self.waiting: deque[ServingSequence] = deque()
-        self.running: list[ServingSequence] = []
-        """In the order of their arrival."""
+    blocks: BlockAllocator
+    """The allocator of the cache and of slots."""
+    max_sequences: int
+    """Sequences that run at once."""
+    max_prefill_tokens: int
+    """Prompt tokens per step, besides the tokens of decoding sequences."""
+    flush: Callable[[], object]
+    """Called before a preemption, to finish sequences whose tokens are not read yet."""
+    chunk_multiple: int = 1
+    """A prompt is split at multiples of this many tokens."""
+    prefix_caching: bool = False
+    """Whether sequences with a common prefix share its blocks."""
+    state_blocks: Callable[[ServingSequence], int] | None = None
+    """For a model without pages: the blocks that a sequence's state counts for."""
+    preempted: int = 0
+    shared_tokens: int = 0
+    waiting: deque[ServingSequence] = field(default_factory=deque)
+    running: list[ServingSequence] = field(default_factory=list)
+    """In the order of their arrival."""
 
     def schedule(self, max_prefill_tokens: int | None = None) -> ScheduledStep:
         """The next step, with at most this many prompt tokens (never more than the scheduler's)."""
@@ -128,16 +110,16 @@ class Scheduler:
             if runs and self.allocate_blocks(sequence, 1):
                 decode.append(sequence)
 
-        # Chunked prefill: prompts that are already running, then waiting ones
+        # Chunked prefill: as many prompt tokens as the budget allows
         prefill: list[tuple[ServingSequence, int]] = []
         remaining = budget
-        for sequence in list(self.running):
-            if not sequence.decoding:
-                remaining -= self.schedule_chunk(sequence, remaining, budget, prefill)
-
-        while self.waiting and remaining > 0 and self.admit(self.waiting[0]):
-            sequence = self.waiting.popleft()
-            remaining -= self.schedule_chunk(sequence, remaining, budget, prefill)
+        for sequence in self.unread_prompts():
+            count = self.chunk_size(sequence, remaining, budget)
+            if count > 0 and self.allocate_blocks(sequence, count):
+                prefill.append((sequence, count))
+                remaining -= count
+            if remaining <= 0:
+                break
 
         # Drop what was preempted on the way
         decode = [sequence for sequence in decode if sequence.slot is not None]
@@ -146,20 +128,14 @@ class Scheduler:
 
         return ScheduledStep(decode, prefill)
 
-    def schedule_chunk(
-        self,
-        sequence: ServingSequence,
-        remaining: int,
-        budget: int,
-        prefill: list[tuple[ServingSequence, int]],
-    ) -> int:
-        """Add the next chunk of a prompt to `prefill`; returns its number of tokens."""
-        count = self.chunk_size(sequence, remaining, budget)
-        if count > 0 and self.allocate_blocks(sequence, count):
-            prefill.append((sequence, count))
-            return count
+    def unread_prompts(self) -> Iterator[ServingSequence]:
+        """Running sequences whose prompt is not read, then waiting ones, which are admitted."""
+        for sequence in list(self.running):
+            if not sequence.decoding:
+                yield sequence
 
-        return 0
+        while self.waiting and self.admit(self.waiting[0]):
+            yield self.waiting.popleft()
 
     def chunk_size(self, sequence: ServingSequence, remaining: int, budget: int) -> int:
         """Tokens to read now: all that are left, or a multiple of `chunk_multiple` that fits.

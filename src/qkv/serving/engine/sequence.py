@@ -38,11 +38,7 @@ class SequenceStatus(Enum):
 
 TRANSITIONS = {
     SequenceStatus.WAITING: {SequenceStatus.PREFILL, SequenceStatus.FINISHED},
-    SequenceStatus.PREFILL: {
-        SequenceStatus.DECODE,
-        SequenceStatus.WAITING,
-        SequenceStatus.FINISHED,
-    },
+    SequenceStatus.PREFILL: set(SequenceStatus) - {SequenceStatus.PREFILL},
     SequenceStatus.DECODE: {SequenceStatus.WAITING, SequenceStatus.FINISHED},
     SequenceStatus.FINISHED: set(),
 }

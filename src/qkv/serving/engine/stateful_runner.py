@@ -50,20 +50,14 @@ class StatefulRunner(Runner):
     def hidden(self, batch: ScheduledStep) -> Float[Tensor, "N E"]:
         """Hidden states of all new tokens, one sequence after the other.
 
-        States are only replaced once all sequences have run, so that a failed step changes nothing.
+        The states before are not changed, so that the engine can undo a failed step.
         """
         parts: list[Tensor] = []
-        states: list[Any] = []
-
         for sequence, count in batch.new_tokens:
-            state = self.state_of(sequence)
+            sequence.model_state = self.state_of(sequence)
             new_ids = sequence.token_ids[sequence.computed : sequence.computed + count]
             ids = torch.tensor([new_ids], device=self.device)
-            parts.append(self.model.decoder_hidden(ids, state=state)[0])
-            states.append(state)
-
-        for sequence, state in zip(batch.sequences, states, strict=True):
-            sequence.model_state = state
+            parts.append(self.model.decoder_hidden(ids, state=sequence.model_state)[0])
 
         return torch.cat(parts)
 

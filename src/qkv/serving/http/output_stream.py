@@ -7,6 +7,7 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from starlette.requests import Request
@@ -160,14 +161,14 @@ def token_usage(prompt: int, completion: int) -> dict[str, int]:
     }
 
 
+@dataclass
 class ChoiceState:
     """The output of one choice so far."""
 
-    def __init__(self) -> None:
-        self.text = ""
-        self.tokens: list[TokenLogprob] = []
-        self.reason: Reason | None = None
-        self.score: float | None = None
+    text: str = ""
+    tokens: list[TokenLogprob] = field(default_factory=list)
+    reason: Reason | None = None
+    score: float | None = None
 
     def add(self, chunk: OutputChunk) -> None:
         """Add the next chunk of the choice."""

@@ -95,21 +95,16 @@ def parse_heads_off(model: Model, names: Sequence[str]) -> tuple[tuple[int, int]
     return tuple(pairs)
 
 
-def logprob_entries(request: GenerationRequest) -> int:
-    """Upper bound on logprob entries in the response; with echo, samples repeat the prompt's."""
-    if request.logprobs is None:
-        return 0
-
-    entries = request.max_tokens * (request.logprobs + 1)
-    if request.prompt_logprobs is not None:
-        entries += len(request.prompt) * (request.prompt_logprobs + 1)
-
-    return request.samples * entries
-
-
 def check_logprob_entries(requests: Sequence[GenerationRequest]) -> None:
     """Raise ValueError if the logprobs of a response could be too many to send."""
-    entries = sum(map(logprob_entries, requests))
+    entries = 0
+    for request in requests:
+        if request.logprobs is not None:
+            entries += request.samples * request.max_tokens * (request.logprobs + 1)
+
+        if request.prompt_logprobs is not None:  # every sample repeats them
+            entries += request.samples * len(request.prompt) * (request.prompt_logprobs + 1)
+
     if entries > MAX_LOGPROBS:
         raise ValueError(
             f"logprobs: the response could have {entries:,} tokens and alternatives, more than "
