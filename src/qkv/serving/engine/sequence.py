@@ -57,6 +57,15 @@ class Strategy(Protocol):
 class ServingSequence:
     """One sample of a request, or one beam of its search."""
 
+    status = SequenceStatus.WAITING
+    strategy: Strategy | None = None
+    """None samples every token."""
+    rng: np.random.Generator | None = None
+    token_counts: TokenCounts | None = None
+    pool: BlockAllocator | None = None
+    """Where its slot and blocks come from; None while it waits."""
+    slot: int | None = None
+
     def __init__(
         self,
         handle: RequestHandle,
@@ -79,18 +88,14 @@ class ServingSequence:
         """Source ids of a translator."""
         self.first_sample = first_sample
         """Waits until that sample has read the prompt, to share its cached blocks."""
-        self.status = SequenceStatus.WAITING
 
         # Sampling
-        self.strategy: Strategy | None = None
-        """None samples every token."""
         self.rule = StopRule(request.end_ids, request.max_tokens, context_limit)
         self.max_new_tokens = request.max_tokens
         if context_limit is not None:
             self.max_new_tokens = min(request.max_tokens, context_limit - len(token_ids) + 1)
 
         self.seed = seed
-        self.rng: np.random.Generator | None = None
         self.uniforms: list[float] = []
         self.sampling_key = repr((request.sampling, request.end_ids))
         """Sequences with equal keys are sampled together."""
@@ -98,7 +103,6 @@ class ServingSequence:
         plain = request.logprobs is None and request.beams == 1
         self.greedy = plain and request.sampling == GREEDY
         """Plain argmax without logprobs, which a CUDA graph can compute by itself."""
-        self.token_counts: TokenCounts | None = None
 
         # Output
         self.text = StopStringFilter(tokenizer, request.stop)
@@ -115,9 +119,6 @@ class ServingSequence:
         # KV cache
         self.prefix_key = repr(sorted(set(request.heads_off)))
         """Only sequences with equal ones share prefixes: ablated heads change the cached keys."""
-        self.pool: BlockAllocator | None = None
-        """Where its slot and blocks come from; None while it waits."""
-        self.slot: int | None = None
         self.block_table: list[int] = []
         self.source_block_table: list[int] = []
         self.reset()

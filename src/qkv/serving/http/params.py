@@ -74,23 +74,20 @@ def parse_heads_off(model: Model, names: Sequence[str]) -> tuple[tuple[int, int]
         raise ValueError("heads_off: an RNN has no heads; leave it out")
 
     site = attention_sites(model)[-1]
-    depth = site.depth
-    heads = site.heads
     pairs: dict[tuple[int, int], None] = {}
-
     for name in names:
         layer, _, head = name.partition(".")
-        if int(layer) >= depth:
+        heads = range(site.heads) if head == "*" else [int(head)]
+        if int(layer) >= site.depth:
             raise ValueError(
-                f"heads_off: {name}: expected a layer of 0 to {depth - 1}, not {layer}"
+                f"heads_off: {name}: expected a layer of 0 to {site.depth - 1}, not {layer}"
             )
-        if head == "*":
-            for index in range(heads):
-                pairs[int(layer), index] = None
-        elif int(head) >= heads:
-            raise ValueError(f"heads_off: {name}: expected a head of 0 to {heads - 1}, not {head}")
-        else:
-            pairs[int(layer), int(head)] = None
+        if heads[-1] >= site.heads:
+            raise ValueError(
+                f"heads_off: {name}: expected a head of 0 to {site.heads - 1}, not {head}"
+            )
+
+        pairs |= dict.fromkeys((int(layer), index) for index in heads)
 
     return tuple(pairs)
 

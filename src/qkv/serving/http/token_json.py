@@ -17,12 +17,7 @@ ZERO_LOGPROB = -9999.0
 
 def entries_in(chunks: Iterable[OutputChunk]) -> int:
     """Number of tokens and alternatives."""
-    entries = 0
-    for chunk in chunks:
-        for token in chunk.tokens:
-            entries += 1 + len(token.alternatives)
-
-    return entries
+    return sum(1 + len(token.alternatives) for chunk in chunks for token in chunk.tokens)
 
 
 def prompt_tokens(tokenizer: Tokenizer, ids: Sequence[int]) -> list[dict[str, Any]]:
