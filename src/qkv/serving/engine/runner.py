@@ -238,8 +238,8 @@ class PagedRunner(Runner):
             slot_mapping_of(sequence.source_block_table, np.arange(len(sequence.source)))
         )
         self.pages.source_block_table[sequence.slot, : len(mapping)] = mapping.int()
-        ids = torch.tensor([sequence.source], device=self.device)
-        self.model.cache_source(ids, self.pages, mapping)
+        model: Any = self.model
+        model.cache_source(torch.tensor([sequence.source], device=self.device), self.pages, mapping)
 
     def fork(
         self, beam: ServingSequence, twin: ServingSequence, copies: Sequence[tuple[int, int]]

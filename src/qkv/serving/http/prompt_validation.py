@@ -26,7 +26,7 @@ def host_of(request: Request) -> ModelHost:
     return host
 
 
-def ready_model(request: Request, name: str) -> tuple[ModelEntry, Model, Tokenizer]:
+def ready_model(request: Request, name: str) -> tuple[ModelEntry, Any, Tokenizer]:
     """A loaded model by its name; raises RequestRefused if it is missing or not ready."""
     entry, engine = host_of(request).ready_entry(name)
     return entry, engine.model, engine.tokenizer

@@ -16,7 +16,6 @@ from qkv.generation.search.search_loop import rounded
 from qkv.generation.translate import SIMILAR, in_one_line, room_for, source_ids
 from qkv.insight.inspect.alignment import alignment
 from qkv.insight.inspect.whole_words import join_words, whole_words
-from qkv.models.model import Model
 from qkv.models.sites import attends
 from qkv.serving.engine.admission import MAX_SEQUENCE
 from qkv.serving.engine.generation_request import GenerationRequest, OutputChunk
@@ -69,7 +68,7 @@ async def translate(body: TranslateRequest, request: Request) -> Response:
 
 def generation_requests(
     body: TranslateRequest,
-    model: Model,
+    model: Any,
     tokenizer: Tokenizer,
     sources: list[list[int]],
     deadline: float,
