@@ -91,10 +91,14 @@ class StopStringFilter:
             self.held = ""
 
     def add_text(self, text: str) -> None:
+        if not self.stop:
+            self.certain.append(text)
+            return
+
         text = self.held + text
         end = self.first_stop(text)
         if end is None:
-            end = len(text) - max((overlap(text, stop) for stop in self.stop), default=0)
+            end = len(text) - max(overlap(text, stop) for stop in self.stop)
         else:
             self.stopped = True
 

@@ -11,9 +11,9 @@ from qkv.serving.engine.generation_request import (
     RequestRefused,
     Update,
 )
-from qkv.serving.engine.sampler import LaunchedStep, TopLogprobs
+from qkv.serving.engine.sampler import LaunchedStep
 from qkv.serving.engine.scheduler import Scheduler
-from qkv.serving.engine.sequence import ServingSequence
+from qkv.serving.engine.sequence import ScoredToken, ServingSequence
 from qkv.serving.error_log import as_exception, log_unexpected
 
 Emit = Callable[[RequestHandle, Update], None]
@@ -35,20 +35,24 @@ class OutputProcessor:
             launched.arrived.synchronize()
 
         token_ids = launched.token_ids.tolist()
+        tops: dict[int, ScoredToken] = {}
+        for rows, top in launched.logprobs.items():
+            tops |= zip(rows, top.on_host(), strict=True)
+
         for row, sequence in enumerate(launched.sequences):
             if sequence.finished:
                 continue  # it finished a step ago, or was dropped
 
             try:
-                self.process_token(sequence, token_ids[row], launched.logprobs.get(row))
+                self.process_token(sequence, token_ids[row], tops.get(row))
             except BaseException as error:
                 self.fail(sequence, as_exception(error))
 
     def process_token(
-        self, sequence: ServingSequence, token_id: int, top: TopLogprobs | None
+        self, sequence: ServingSequence, token_id: int, top: ScoredToken | None
     ) -> None:
         """Append a sampled token, and emit a chunk if the sequence ends or streams."""
-        reason = sequence.append_token(token_id, None if top is None else top.on_host()[0])
+        reason = sequence.append_token(token_id, top)
         if reason != "end":
             self.counts["said_tokens"] += 1
 

@@ -20,7 +20,7 @@ from qkv.generation.sampling_params import (
     sample_tokens,
 )
 from qkv.serving.engine.generation_request import Alternative
-from qkv.serving.engine.sequence import ServingSequence
+from qkv.serving.engine.sequence import ScoredToken, ServingSequence
 from qkv.serving.error_log import as_exception
 
 
@@ -32,7 +32,7 @@ class TopLogprobs(NamedTuple):
     top_logprobs: Float[Tensor, "T k"]
     top_probabilities: Float[Tensor, "T k"]
 
-    def on_host(self) -> list[tuple[float, list[Alternative]]]:
+    def on_host(self) -> list[ScoredToken]:
         """The logprob and the alternatives of each token on the host."""
         own, *top = (column.tolist() for column in self)
         alternatives = []
@@ -42,23 +42,27 @@ class TopLogprobs(NamedTuple):
         return list(zip(own, alternatives, strict=True))
 
 
+Logprobs = dict[tuple[int, ...], TopLogprobs]
+"""Logprobs by the rows of a step that they are for."""
+
+
 class LaunchedStep(NamedTuple):
     """A step that was started, and the tokens that it samples."""
 
     sequences: list[ServingSequence]
     token_ids: Int[Tensor, "M"]
     """On the host once `arrived` is synchronised."""
-    logprobs: dict[int, TopLogprobs]
+    logprobs: Logprobs
     arrived: Any
 
 
 def sample(
     logits: Float[Tensor, "M V"], sequences: Sequence[ServingSequence]
-) -> tuple[Int[Tensor, "M"], dict[int, TopLogprobs]]:
-    """A token for each sequence, on the device, and by row the logprobs that were requested."""
+) -> tuple[Int[Tensor, "M"], Logprobs]:
+    """A token for each sequence, on the device, and the logprobs that were requested."""
     device = logits.device
     token_ids = torch.empty(len(sequences), dtype=torch.int64, device=device)
-    logprobs: dict[int, TopLogprobs] = {}
+    logprobs: Logprobs = {}
 
     for rows in rows_by_params(sequences):
         first = sequences[rows[0]]
@@ -86,12 +90,17 @@ def sample(
         else:
             token_ids[to_device(rows, device)] = drawn
 
+        # Logprobs, with as many alternatives as the row that wants most
+        wanted: dict[int, int] = {}
         for index, row in enumerate(rows):
-            count = sequences[row].request.logprobs
-            if count is not None:
-                one = slice(index, index + 1)
-                sampled = sampled_distribution(allowed[one], sampling)
-                logprobs[row] = top_logprobs(group[one], drawn[one], count, sampled)
+            if sequences[row].request.logprobs is not None:
+                wanted[row] = index
+
+        if wanted:
+            count = max(sequences[row].request.logprobs or 0 for row in wanted)
+            at = to_device(list(wanted.values()), device)
+            sampled = sampled_distribution(allowed[at], sampling)
+            logprobs[tuple(wanted)] = top_logprobs(group[at], drawn[at], count, sampled)
 
     return token_ids, logprobs
 
@@ -100,7 +109,7 @@ def sample_isolated(
     logits: Float[Tensor, "M V"],
     sequences: list[ServingSequence],
     on_error: Callable[[ServingSequence, Exception], None],
-) -> tuple[list[ServingSequence], Int[Tensor, "N"], dict[int, TopLogprobs]]:
+) -> tuple[list[ServingSequence], Int[Tensor, "N"], Logprobs]:
     """Sample all sequences; if that fails, one by one, without those that fail again."""
     try:
         return sequences, *sample(logits, sequences)
@@ -112,11 +121,11 @@ def sample_isolated(
 
     sampled: list[ServingSequence] = []
     parts: list[Tensor] = []
-    logprobs: dict[int, TopLogprobs] = {}
+    logprobs: Logprobs = {}
     for row, sequence in enumerate(sequences):
         good, token_id, top = sample_isolated(logits[row : row + 1], [sequence], on_error)
-        if top:
-            logprobs[len(sampled)] = top[0]
+        for scored in top.values():
+            logprobs[(len(sampled),)] = scored
 
         sampled += good
         parts.append(token_id)
@@ -204,7 +213,7 @@ def top_logprobs(
 def launch_copy(
     sequences: list[ServingSequence],
     token_ids: Int[Tensor, "M"],
-    logprobs: dict[int, TopLogprobs],
+    logprobs: Logprobs,
 ) -> LaunchedStep:
     """Start copying the sampled tokens to the host."""
     if not token_ids.is_cuda:

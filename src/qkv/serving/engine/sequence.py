@@ -23,6 +23,8 @@ from qkv.serving.engine.generation_request import (
 from qkv.text.tokenizer import Tokenizer
 
 GREEDY = SamplingParams(temperature=0)
+ScoredToken = tuple[float, list[Alternative]]
+"""The logprob and the alternatives of a sampled token."""
 
 
 class SequenceStatus(Enum):
@@ -175,9 +177,7 @@ class ServingSequence:
         if self.status is SequenceStatus.PREFILL:
             self.change_status(SequenceStatus.DECODE)
 
-    def append_token(
-        self, token_id: int, top: tuple[float, list[Alternative]] | None
-    ) -> Reason | None:
+    def append_token(self, token_id: int, top: ScoredToken | None) -> Reason | None:
         """Add a sampled token; returns the reason to finish, if it is the last one.
 
         `top` has its logprob and alternatives, if they were requested.
@@ -193,7 +193,8 @@ class ServingSequence:
         reason = self.rule.append(ids, token_id, self.prompt_length, self.text.add_token)
         if reason != "end":
             logprob, alternatives = top or (None, [])
-            token = TokenLogprob(token_id, self.text.last, offset, logprob, alternatives)
+            likely = alternatives[: self.request.logprobs]
+            token = TokenLogprob(token_id, self.text.last, offset, logprob, likely)
             self.new_tokens.append(token)
 
         return reason
