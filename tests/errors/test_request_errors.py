@@ -183,10 +183,8 @@ def test_expensive_or_incomplete_requests_are_refused(
 def test_a_prompt_is_limited_also_without_a_context_limit(
     http: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("qkv.serving.http.prompt_validation.MAX_SEQUENCE", 10)
-    monkeypatch.setattr(
-        "qkv.serving.http.prompt_validation.context_limit", lambda model, beyond: None
-    )
+    monkeypatch.setattr("qkv.serving.engine.admission.MAX_SEQUENCE", 10)
+    monkeypatch.setattr("qkv.serving.engine.admission.context_limit", lambda model, beyond: None)
     error = fault(http.post("/v1/completions", json={"model": "gpt", "prompt": [5] * 11}))
     assert re.search("prompt: 11 tokens .*limit of 10", error["message"])
     assert (
@@ -397,10 +395,8 @@ def test_a_model_that_is_not_ready_is_unavailable(models: Models) -> None:
             shown = httpx.get(f"{locked.url}/health", timeout=PATIENCE).json()["models"]
             assert shown["late"] == {"state": "failed", "error": "it cannot be loaded"}
             assert shown["gpt"] == {"state": "ready", "error": None}
-        assert (
-            "could not be loaded"
-            in fault(http.post("/v1/completions", json={"model": "late"}), 503)["message"]
-        )
+        response = http.post("/v1/completions", json={"model": "late"})
+        assert "late has failed; see GET /health" in fault(response, 503)["message"]
         listed = {
             model["id"]: model["qkv"]["state"] for model in http.get("/v1/models").json()["data"]
         }

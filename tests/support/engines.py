@@ -33,7 +33,9 @@ class Steps:
         self.updates[handle.id].append(update)
 
     def request(self, prompt: list[int], max_tokens: int = 8, **fields: Any) -> RequestHandle:
-        handle = RequestHandle(GenerationRequest(prompt=prompt, max_tokens=max_tokens, **fields))
+        request = GenerationRequest(prompt=prompt, max_tokens=max_tokens, **fields)
+        self.engine.check(request)
+        handle = RequestHandle(request)
         self.engine.add_request(handle)
         return handle
 

@@ -22,10 +22,11 @@ from qkv.command_line.user_input import (
     read_text,
 )
 from qkv.generation.generate import context_limit
-from qkv.generation.generation_batch import Beyond, Reason
+from qkv.generation.generation_batch import Beyond
 from qkv.generation.sampling_params import SamplingPenalties, sampling_params_of
 from qkv.generation.search.beam_search import beam_search
 from qkv.generation.search.beams import MOST_BEAMS
+from qkv.generation.stop import Reason
 from qkv.generation.text import TextChunk, prompt_ids, stream_text
 from qkv.models import GPT
 from qkv.text import Tokenizer

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from qkv.data.batches.padding import pad_rows
 from qkv.generation.sampling_params import BROKEN, NO_LIKELIEST, SamplingParams, TokenCounts
+from qkv.generation.stop import Reason, StopRule
 
-Reason = Literal["end", "stop", "length", "context"]
 Beyond = Literal["refuse", "slide", "extend"]
 Steps = Iterator[tuple[Sequence[int], Sequence[int]]]
 """For every step, the rows of the batch and the token of each."""
@@ -61,6 +61,7 @@ class GenerationBatch:
     def __post_init__(self) -> None:
         self.prompt_lengths = [len(sequence) for sequence in self.sequences]
         self.begins = [0] * len(self.sequences)  # the first position still in the context
+        self.rule = StopRule(self.ends, self.length, None if self.slides else self.limit)
 
     @property
     def length(self) -> int:
@@ -112,20 +113,10 @@ class GenerationBatch:
 
     def append(self, row: int, token: int) -> Reason | None:
         """Append a token, unless it is an end id, and return why the row has ended, if it has."""
-        if token in self.ends:
-            return "end"
-
         sequence = self.sequences[row]
-        sequence.append(token)
-        if self.stop is not None and self.stop(
-            self.rows[row], sequence[self.prompt_lengths[row] :]
-        ):
-            return "stop"
-        if self.steps == self.length:
-            return "length"
+        prompt_length = self.prompt_lengths[row]
 
-        # The last token is not read, so it needs no position.
-        if self.limit is not None and len(sequence) > self.limit and not self.slides:
-            return "context"
+        def stops(_: int) -> bool:
+            return self.stop is not None and self.stop(self.rows[row], sequence[prompt_length:])
 
-        return None
+        return self.rule.append(sequence, token, prompt_length, stops)

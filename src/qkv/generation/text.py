@@ -10,9 +10,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Unpack
 
 from qkv.generation.generate import DecodeOptions, stream, vocabulary_of
-from qkv.generation.generation_batch import GeneratedToken, Reason
+from qkv.generation.generation_batch import GeneratedToken
 from qkv.generation.prompts import TextPrompts, check_text, text_rows, texts_of
-from qkv.generation.stop import StopStringFilter
+from qkv.generation.stop import Reason, StopStringFilter
 from qkv.models import GPT
 from qkv.text.tokenizer import Tokenizer, start_id
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Unpack
 from jaxtyping import Bool
 from torch import Tensor
 
+from qkv.data.batches.padding import up_to
 from qkv.generation.generate import (
     Translator,
     as_sampling_params,
@@ -24,7 +25,7 @@ from qkv.generation.prompts import Prompts, texts_of
 from qkv.generation.sampling import uniforms
 from qkv.generation.sampling_params import SamplingKeywords, SamplingParams
 from qkv.generation.search.beam_search import SearchOptions, beam_search
-from qkv.generation.search.search_loop import batches, encode_sources, prepare, rounded
+from qkv.generation.search.search_loop import batches, encode_sources, prepare
 from qkv.models.model import Model
 from qkv.text.tokenizer import Tokenizer
 
@@ -171,7 +172,7 @@ def search_sources(
 ) -> Iterator[tuple[int, list[Translation]]]:
     """The translations of each source, those of similar length together."""
     for indices in batches(sources, AT_ONCE, similar=SIMILAR):
-        size = rounded(len(sources[indices[0]]), SIMILAR)
+        size = up_to(len(sources[indices[0]]), SIMILAR)
         if size == 0:
             for index in indices:
                 yield index, [Translation("", 0.0, [])]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import codecs
 import re
-from collections.abc import Iterable
 from functools import lru_cache
 
 from qkv.text.tokenizer import Tokenizer
@@ -41,6 +40,8 @@ class IncrementalDetokenizer:
         """Nothing remains to be done once the bytes are characters."""
         self.byte_fallback = "ByteFallback" in tokenizer.decoders
         self.utf8_decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self.length = 0
+        """Number of characters that `add` has returned."""
         self.last_ids: list[int] = []
         """The last id whose text was returned; the join to the next token depends on it alone."""
         self.pending: list[int] = []
@@ -56,6 +57,7 @@ class IncrementalDetokenizer:
         if self.byte_level:
             characters = self.utf8_decoder.decode(bytes_of(token))
         if self.only_byte_level:
+            self.length += len(characters)
             return characters
 
         self.pending.append(id)
@@ -66,18 +68,23 @@ class IncrementalDetokenizer:
 
         return self.decode_pending()
 
-    def add_all(self, ids: Iterable[int]) -> str:
-        """Return the text that these ids complete; faster than one `add` for each."""
-        if not self.only_byte_level:
-            return "".join(map(self.add, ids))
+    def offset_of(self, id: int) -> int:
+        """Return the offset of the first character of an id that is added next.
 
-        encoded = []
-        for id in ids:
-            token = self.tokenizer.inner.id_to_token(id)
-            if id not in self.skipped and token is not None:
-                encoded.append(bytes_of(token))
+        That is where the id before it ended, or inside a character that both share. Bytes before it
+        that turn out to be invalid are one replacement character, which stands between them.
+        """
+        token = self.tokenizer.inner.id_to_token(id) or ""
+        unread = self.utf8_decoder.getstate()[0]
+        if unread:
+            try:
+                codecs.utf_8_decode(unread + bytes_of(token), "strict", False)
+            except UnicodeDecodeError as error:
+                return self.length + (error.start == 0)
+        elif self.pending and not BYTE_TOKEN.fullmatch(token):
+            return self.length + len(self.pending_text())
 
-        return self.utf8_decoder.decode(b"".join(encoded))
+        return self.length
 
     def close(self) -> str:
         """Return the text of all ids that are still pending."""
@@ -90,13 +97,17 @@ class IncrementalDetokenizer:
         if not self.pending:
             return ""
 
-        decode = self.tokenizer.decode
-        prefix = decode(self.last_ids)
-        text = decode(self.last_ids + self.pending)[len(prefix) :]
+        text = self.pending_text()
+        self.length += len(text)
         self.last_ids = self.pending[-1:]
         self.pending = []
 
         return text
+
+    def pending_text(self) -> str:
+        decode = self.tokenizer.decode
+        prefix = decode(self.last_ids)
+        return decode(self.last_ids + self.pending)[len(prefix) :]
 
 
 @lru_cache(maxsize=1 << 16)

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from qkv.data.batches.padding import pad_rows
+from qkv.data.batches.padding import pad_rows, up_to
 from qkv.generation.generate import check, context_limit, within, without_dropout
 from qkv.generation.prefill import next_logits
 from qkv.generation.prompts import Prompts, token_rows
@@ -75,7 +75,7 @@ def batches(
     grouped: list[list[int]] = []
     last_kind = -1
     for index in sorted(range(len(rows)), key=lambda index: -len(rows[index])):
-        kind = 0 if similar is None else rounded(len(rows[index]), similar)
+        kind = 0 if similar is None else up_to(len(rows[index]), similar)
         if not grouped or len(grouped[-1]) == size or kind != last_kind:
             grouped.append([])
 
@@ -83,11 +83,6 @@ def batches(
         last_kind = kind
 
     return grouped
-
-
-def rounded(length: int, multiple: int) -> int:
-    """Rounded up to a multiple."""
-    return -(-length // multiple) * multiple
 
 
 @torch.inference_mode()

@@ -2,55 +2,42 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from qkv.generation.generate import context_limit
 from qkv.generation.sampling import row_seeds
-from qkv.models import GPT
 from qkv.models.model import Model
 from qkv.serving.engine.generation_request import GenerationRequest, RequestHandle, RequestRefused
 from qkv.serving.engine.scheduler import Scheduler
-from qkv.serving.engine.sequence import BeamSearchState, ServingSequence
+from qkv.serving.engine.sequence import ServingSequence
 from qkv.text.tokenizer import Tokenizer
 
+MAX_SEQUENCE = 65_536
+"""Tokens of a prompt, or of an output, in a model without a context limit."""
 
+
+@dataclass
 class Admission:
     """Decides which requests one model can serve; others are refused before they wait."""
 
-    def __init__(
-        self,
-        model: Model,
-        tokenizer: Tokenizer,
-        scheduler: Scheduler,
-        *,
-        depth: int,
-        can_ablate: bool,
-    ) -> None:
-        """`depth` is the number of layers whose heads can be switched off, if `can_ablate`."""
-        self.model = model
-        self.tokenizer = tokenizer
-        self.scheduler = scheduler
-        self.depth = depth
-        self.can_ablate = can_ablate
-        self.context_limit: int | None
-        if isinstance(model, GPT):
-            self.context_limit = context_limit(model, "refuse")
-        else:
-            self.context_limit = getattr(model.config, "context", None)
+    model: Model
+    tokenizer: Tokenizer
+    scheduler: Scheduler
+    depth: int
+    """Layers whose heads can be switched off."""
 
     def create_sequences(self, handle: RequestHandle) -> list[ServingSequence]:
         """One sequence per sample; for a beam search, the one that it starts from."""
-        request = handle.request
-        assert isinstance(request, GenerationRequest)
-        self.check(request)
-        searches = request.beams > 1
+        request: GenerationRequest = handle.request
+        samples = 1 if request.beams > 1 else request.samples
         seeds = row_seeds(request.seed, request.samples)
-
         sequences: list[ServingSequence] = []
-        for sample in range(1 if searches else request.samples):
+        for sample in range(samples):
             token_ids = list(request.prompt)
             source = None
-            if not isinstance(self.model, GPT):
+            if self.model.has_source:
                 source = token_ids
                 token_ids = [self.start_id]
 
@@ -60,17 +47,13 @@ class Admission:
                 token_ids,
                 self.tokenizer,
                 seed=seeds[sample],
-                context_limit=self.context_limit,
+                context_limit=context_limit(self.model, "refuse"),
                 source=source,
                 first_sample=sequences[0] if sequences else None,
             )
             sequences.append(sequence)
 
-        first = sequences[0]
-        if searches:
-            first.search = BeamSearchState(request, request.end_ids[0], first.max_new_tokens)
-
-        self.check_fits_cache(first)
+        self.check_fits_cache(sequences[0])
 
         return sequences
 
@@ -85,34 +68,18 @@ class Admission:
 
     def check(self, request: GenerationRequest) -> None:
         """Raise ValueError if the model can never serve the request."""
-        self.check_prompt(request)
+        check_prompt(self.model, request.prompt, request.prompt_name)
         self.check_beams(request)
         request.sampling.check(self.model.config.vocabulary, request.end_ids)
         self.check_heads_off(request)
-
-    def check_prompt(self, request: GenerationRequest) -> None:
-        config: Any = self.model.config
-        vocabulary = getattr(config, "source_vocabulary", None) or config.vocabulary
-        length = len(request.prompt)
-        if not length:
-            raise ValueError("prompt: expected one token or more")
-        if min(request.prompt) < 0 or max(request.prompt) >= vocabulary:
-            raise ValueError(f"prompt: expected ids from 0 to {vocabulary - 1}")
-        if self.context_limit is not None and length > self.context_limit:
-            raise ValueError(
-                f"prompt: {length:,} tokens are more than the model's context of "
-                f"{self.context_limit:,}; shorten it"
-            )
 
     def check_beams(self, request: GenerationRequest) -> None:
         searches = request.beams > 1
         if request.max_tokens < int(searches):
             raise ValueError(f"max_tokens: expected 1 or more, not {request.max_tokens}")
-        if not searches:
-            return
-
-        scored = request.prompt_logprobs is not None
-        if len(request.end_ids) != 1 or request.stop or request.heads_off or scored:
+        if searches and (
+            len(request.end_ids) != 1 or request.stop or request.heads_off or request.echoes
+        ):
             raise ValueError(
                 "beams: a beam search needs one end id, and supports neither stop strings, "
                 "prompt logprobs nor heads_off"
@@ -121,25 +88,22 @@ class Admission:
     def check_heads_off(self, request: GenerationRequest) -> None:
         if not request.heads_off:
             return
-        if not self.can_ablate:
+        if not self.depth:
             family = type(self.model).__name__
             raise ValueError(f"heads_off: not supported while a {family} generates; leave it out")
 
-        config: Any = self.model.config
+        heads = self.model.config.heads
         for layer, head in request.heads_off:
-            if not (0 <= layer < self.depth and 0 <= head < config.heads):
+            if not (0 <= layer < self.depth and 0 <= head < heads):
                 raise ValueError(
                     f"heads_off: expected a layer of 0 to {self.depth - 1} and a head of 0 to "
-                    f"{config.heads - 1}, not {layer}.{head}"
+                    f"{heads - 1}, not {layer}.{head}"
                 )
 
     def check_fits_cache(self, sequence: ServingSequence) -> None:
         """Raise ValueError if the sequence does not fit into the cache even when it runs alone."""
         scheduler = self.scheduler
-        beams = 1
-        if sequence.search is not None:
-            beams = sequence.search.rule.beams
-
+        beams = sequence.request.beams
         if beams > scheduler.max_sequences:
             raise ValueError(
                 f"beams: expected at most {scheduler.max_sequences}, the number of sequences "
@@ -153,3 +117,46 @@ class Admission:
                 f"max_tokens: prompt and output need {needed:,} blocks of the cache, which has "
                 f"{total:,}; ask for fewer tokens, or serve with a larger --cache"
             )
+
+
+def check_prompt(model: Model, ids: Sequence[int], field: str) -> None:
+    """Raise ValueError if a model cannot read a prompt: its ids, or its length."""
+    config: Any = model.config
+    if not ids:
+        raise ValueError(f"{field}: expected one token or more")
+
+    check_ids(ids, getattr(config, "source_vocabulary", None) or config.vocabulary, field)
+    limit = context_limit(model, "refuse")
+    if limit is not None and len(ids) > limit:
+        raise ValueError(
+            f"{field}: {len(ids):,} tokens are more than the model's context of {limit:,}; "
+            "shorten it"
+        )
+    if len(ids) > MAX_SEQUENCE:
+        raise ValueError(
+            f"{field}: {len(ids):,} tokens are more than the server's limit of {MAX_SEQUENCE:,}; "
+            "shorten it"
+        )
+
+
+def check_ids(ids: Sequence[int], vocabulary: int, field: str) -> None:
+    """Raise ValueError if an id is not in the vocabulary."""
+    for id in (min(ids, default=0), max(ids, default=0)):
+        if not 0 <= id < vocabulary:
+            raise ValueError(
+                f"{field}: expected ids below the vocabulary's {vocabulary:,}, from 0 to "
+                f"{vocabulary - 1:,}, not {id:,}"
+            )
+
+
+def max_new_tokens(model: Model, ids: Sequence[int], wanted: int) -> int:
+    """The number of new tokens to request: as many as wanted, but at most one more than fit.
+
+    By the extra token the engine tells "context" from "length". The last token of a sequence is
+    never read, so it needs no position.
+    """
+    limit = context_limit(model, "refuse")
+    if limit is None:
+        return min(wanted, MAX_SEQUENCE)
+
+    return min(wanted, limit - len(ids) + 2)

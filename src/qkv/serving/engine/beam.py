@@ -2,112 +2,92 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from qkv.serving.engine.generation_request import OutputChunk, Reason, TokenLogprob
-from qkv.serving.engine.runner import PagedRunner
+from qkv.generation.search.beams import SearchRule, SentenceBeams
+from qkv.generation.stop import Reason
+from qkv.serving.engine.generation_request import OutputChunk, TokenLogprob
+from qkv.serving.engine.runner import Runner
 from qkv.serving.engine.scheduler import Scheduler
-from qkv.serving.engine.sequence import BeamSearchState, ServingSequence
-from qkv.serving.engine.stateful_runner import StatefulRunner
-from qkv.serving.error_log import as_exception
+from qkv.serving.engine.sequence import ServingSequence
 from qkv.text.tokenizer import Tokenizer
 
 
-class BeamSearcher:
-    """Advances all beam searches of a step."""
+class BeamSearch:
+    """The strategy of a request with several beams."""
 
     def __init__(
-        self,
-        scheduler: Scheduler,
-        runner: PagedRunner | StatefulRunner,
-        on_finish: Callable[[BeamSearchState], None],
-        on_error: Callable[[ServingSequence, Exception], None],
+        self, first: ServingSequence, scheduler: Scheduler, runner: Runner, tokenizer: Tokenizer
     ) -> None:
+        """`first` is the sequence that the search starts from."""
+        request = first.request
+        self.request = request
         self.scheduler = scheduler
         self.runner = runner
-        self.on_finish = on_finish
-        self.on_error = on_error
+        self.tokenizer = tokenizer
+        self.sequences = [first]
+        self.steps = 0
+        self.max_tokens = first.max_new_tokens
+        self.rule = SearchRule(
+            end=request.end_ids[0],
+            beams=request.beams,
+            n_best=request.samples,
+            length_penalty=request.length_penalty,
+            minimum=request.sampling.minimum,
+            forbidden=request.sampling.forbidden,
+        )
+        self.hypotheses = SentenceBeams(self.rule, self.max_tokens)
 
-    def advance(
-        self, logits: Float[Tensor, "M V"], sequences: list[ServingSequence]
-    ) -> tuple[Float[Tensor, "L V"], list[ServingSequence]]:
-        """Advance each search by a token; returns the rows and sequences that are not beams."""
-        searches: dict[int, BeamSearchState] = {}
-        other_rows: list[int] = []
-        for row, sequence in enumerate(sequences):
-            if sequence.search is None:
-                other_rows.append(row)
-            else:
-                searches[id(sequence.search)] = sequence.search
-
-        for search in searches.values():
-            rows = [sequences.index(beam) for beam in search.beams]
-            first = search.beams[0]
-            try:
-                self.extend(search, search.advance(logits[rows_tensor(rows, logits)]))
-            except BaseException as error:
-                self.on_error(first, as_exception(error))
-
-        others = [sequences[row] for row in other_rows]
-        return logits[rows_tensor(other_rows, logits)], others
-
-    def extend(self, search: BeamSearchState, chosen: Sequence[tuple[int, int]]) -> None:
-        """Continue beams as (beam, token id): fork some, drop those that are not continued."""
+    def advance(self, logits: Float[Tensor, "R V"]) -> list[OutputChunk]:
+        """Continue the best beams: fork some, and drop those that are not continued."""
+        (chosen,) = self.rule.advance(logits, [self.hypotheses], self.steps)
+        self.steps += 1
         if not chosen:
-            self.on_finish(search)
-            return
+            return self.chunks()
 
-        old_beams = search.beams
+        old_beams = self.sequences
         continued = {index for index, _ in chosen}
         for index, beam in enumerate(old_beams):
             if index not in continued:
-                self.scheduler.prune(beam, search)
+                self.scheduler.finish(beam)
 
         # The first continuation keeps the beam's cache, every further one forks it
-        search.beams = []
-        used: set[int] = set()
+        self.sequences = []
         for index, _ in chosen:
             beam = old_beams[index]
-            if index in used:
-                twin, copies = self.scheduler.fork(beam, search)
+            if beam in self.sequences:
+                twin, copies = self.scheduler.fork(beam)
                 self.runner.fork(beam, twin, copies)
                 beam = twin
 
-            used.add(index)
-            search.beams.append(beam)
+            self.sequences.append(beam)
 
-        token_ids: list[int] = []
-        for beam, (_, token_id) in zip(search.beams, chosen, strict=True):
+        token_ids = [token_id for _, token_id in chosen]
+        for beam, token_id in zip(self.sequences, token_ids, strict=True):
             beam.token_ids.append(token_id)
-            beam.generated += 1
-            beam.start_decoding()
-            token_ids.append(token_id)
+            beam.count_token()
 
         on_device = torch.tensor(token_ids, device=self.runner.device)
-        self.runner.set_last_tokens(search.beams, on_device)
+        self.runner.set_last_tokens(self.sequences, on_device)
 
+        return []
 
-def rows_tensor(rows: list[int], like: Tensor) -> Tensor:
-    return torch.tensor(rows, dtype=torch.int64, device=like.device)
+    def chunks(self) -> list[OutputChunk]:
+        """The best hypotheses, each as one chunk; empty chunks where the search has fewer."""
+        best = self.hypotheses.best()
+        chunks: list[OutputChunk] = []
 
+        for sample in range(self.request.samples):
+            if sample >= len(best):
+                chunks.append(OutputChunk(sample, "", [], "end", float("-inf")))
+                continue
 
-def search_chunks(search: BeamSearchState, samples: int, tokenizer: Tokenizer) -> list[OutputChunk]:
-    """The best hypotheses, each as one chunk; empty chunks where the search has fewer."""
-    best = search.hypotheses.best()
-    chunks: list[OutputChunk] = []
+            token_ids, score, _ = best[sample]
+            reason: Reason = "length" if len(token_ids) >= self.max_tokens else "end"
+            tokens = [TokenLogprob(token_id) for token_id in token_ids]
+            text = self.tokenizer.decode(token_ids)
+            chunks.append(OutputChunk(sample, text, tokens, reason, score))
 
-    for sample in range(samples):
-        if sample >= len(best):
-            chunks.append(OutputChunk(sample, "", [], "end", float("-inf")))
-            continue
-
-        token_ids, score, _ = best[sample]
-        reason: Reason = "length" if len(token_ids) >= search.max_tokens else "end"
-        tokens = [TokenLogprob(token_id, None, []) for token_id in token_ids]
-        chunks.append(OutputChunk(sample, tokenizer.decode(token_ids), tokens, reason, score))
-
-    return chunks
+        return chunks

@@ -27,9 +27,11 @@ class OutOfBlocks(Exception):
 
 
 class BlockAllocator:
-    """Allocates blocks, counts their users and finds cached prefixes."""
+    """Allocates slots and blocks, counts the users of blocks and finds cached prefixes."""
 
-    def __init__(self, blocks: Iterable[int]) -> None:
+    def __init__(self, blocks: Iterable[int], slots: Iterable[int] = ()) -> None:
+        self.slots = list(slots)
+        """Free slots, one for each sequence that runs."""
         self.free: OrderedDict[int, None] = OrderedDict.fromkeys(blocks)
         """Unused blocks, the least recently used first."""
         self.contents: dict[int, tuple[CachedBlock, int]] = {}
@@ -59,6 +61,17 @@ class BlockAllocator:
         self.ref_counts[block] = 1
 
         return block
+
+    def reserve(self, blocks: int, slots: int) -> BlockAllocator:
+        """An allocator of its own, of so many free blocks and slots."""
+        return BlockAllocator(
+            [self.allocate() for _ in range(blocks)], [self.slots.pop() for _ in range(slots)]
+        )
+
+    def take_back(self, reserved: BlockAllocator) -> None:
+        """Free all that was reserved."""
+        self.release(list(reserved.ref_counts))
+        self.slots += reserved.slots
 
     def share(self, block: int) -> int:
         """Add a user to a block."""

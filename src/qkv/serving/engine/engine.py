@@ -12,14 +12,14 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from qkv.models import GPT, RNN, Transformer
 from qkv.models.model import Model
 from qkv.serving.engine.admission import Admission
-from qkv.serving.engine.beam import BeamSearcher
+from qkv.serving.engine.beam import BeamSearch
 from qkv.serving.engine.block_allocator import BlockAllocator
 from qkv.serving.engine.generation_request import (
     GenerationRequest,
@@ -29,11 +29,11 @@ from qkv.serving.engine.generation_request import (
 )
 from qkv.serving.engine.output_processor import Emit, OutputProcessor
 from qkv.serving.engine.prefill_budget import PrefillBudget
-from qkv.serving.engine.prompt_logprobs import score_prompts, wants_prompt_logprobs
-from qkv.serving.engine.runner import PagedRunner
-from qkv.serving.engine.sampler import LaunchedStep, launch_copy, sample_isolated
+from qkv.serving.engine.prompt_logprobs import PromptOnly, score_prompts
+from qkv.serving.engine.runner import PagedRunner, Runner
+from qkv.serving.engine.sampler import LaunchedStep, launch_copy, sample_isolated, to_device
 from qkv.serving.engine.scheduler import ScheduledStep, Scheduler
-from qkv.serving.engine.sequence import ServingSequence
+from qkv.serving.engine.sequence import ServingSequence, Strategy
 from qkv.serving.engine.stateful_runner import StatefulRunner
 from qkv.serving.error_log import as_exception
 from qkv.text.tokenizer import Tokenizer
@@ -73,37 +73,28 @@ class Engine:
         self.jobs: deque[tuple[RequestHandle, Callable[[Model, Tokenizer], Any]]] = deque()
         self.counts = dict.fromkeys(COUNTERS, 0)
         self.pending: LaunchedStep | None = None
-        self.runner: PagedRunner | StatefulRunner | None = None
-        if not isinstance(model, GPT | Transformer | RNN):
-            return
 
         # Runner: paged unless the model has a state of its own
-        state_blocks = None
-        if isinstance(model, RNN) or (isinstance(model, GPT) and model.config.memory):
-            self.runner = StatefulRunner(model, cache, rows)
-            state_blocks = self.runner.state_blocks
-        else:
+        self.generates = model.predicts in ("next", "target")
+        paged = self.generates and model.uses_kv_cache
+        self.runner = Runner(model)
+        if paged:
             self.runner = PagedRunner(model, cache, rows)
-
-        paged = isinstance(self.runner, PagedRunner)
+        elif self.generates:
+            self.runner = StatefulRunner(model, cache)
 
         # Scheduler and admission
         self.scheduler = Scheduler(
-            BlockAllocator(range(1, self.runner.blocks)),
+            BlockAllocator(range(1, self.runner.blocks), reversed(range(rows))),
             rows,
             tokens or PREFILL_TOKENS.get(self.runner.device.type, 512),
-            chunk_multiple=self.runner.chunk_multiple,
-            prefix_caching=paged and isinstance(model, GPT),
-            state_blocks=state_blocks,
-            flush=self.postprocess,
+            self.postprocess,
+            self.runner.chunk_multiple,
+            prefix_caching=paged and not model.has_source,
+            state_blocks=self.runner.state_blocks,
         )
-        self.admission = Admission(
-            model, tokenizer, self.scheduler, depth=self.runner.depth, can_ablate=paged
-        )
-        self.output = OutputProcessor(self.scheduler, tokenizer, emit, self.counts)
-        self.searcher = BeamSearcher(
-            self.scheduler, self.runner, self.output.finish_search, self.output.fail
-        )
+        self.admission = Admission(model, tokenizer, self.scheduler, self.runner.depth)
+        self.output = OutputProcessor(self.scheduler, emit, self.counts)
         self.prefill_budget = PrefillBudget(self.scheduler.max_prefill_tokens)
         self.runs_ahead = paged and self.runner.device.type == "cuda"
 
@@ -111,7 +102,7 @@ class Engine:
 
     def check(self, request: GenerationRequest) -> None:
         """Raise an error if the request can never be served; any thread may call this."""
-        if self.runner is None:
+        if not self.generates:
             family = type(self.model).__name__
             raise RequestRefused(
                 400,
@@ -121,31 +112,29 @@ class Engine:
         self.admission.check(request)
 
     def add_request(self, handle: RequestHandle) -> None:
-        """Add a request to the queue; raises an error if it can never be served."""
-        assert isinstance(handle.request, GenerationRequest)
-        self.check(handle.request)
-        self.scheduler.waiting += self.admission.create_sequences(handle)
+        """Add a checked request to the queue; raises ValueError if the cache is too small."""
+        sequences = self.admission.create_sequences(handle)
+        for sequence in sequences:
+            if sequence.request.beams > 1:
+                sequence.strategy = BeamSearch(
+                    sequence, self.scheduler, self.runner, self.tokenizer
+                )
+            elif not sequence.request.max_tokens:
+                sequence.strategy = PromptOnly(sequence)
+
+        self.scheduler.waiting += sequences
 
     @property
     def waiting(self) -> int:
         """Number of requests and jobs that have not started."""
-        count = len(self.jobs)
-        if self.runner is not None:
-            # A copy: other threads read this while the queue changes.
-            for sequence in list(self.scheduler.waiting):
-                count += sequence.first_sample is None
-
-        return count
+        # A copy: other threads read this while the queue changes.
+        sequences = list(self.scheduler.waiting)
+        return len(self.jobs) + sum(sequence.first_sample is None for sequence in sequences)
 
     @property
     def busy(self) -> bool:
         """Whether there is any work."""
-        if self.jobs:
-            return True
-        if self.runner is None:
-            return False
-
-        return bool(self.scheduler.running or self.scheduler.waiting or self.pending)
+        return bool(self.jobs or self.scheduler.running or self.scheduler.waiting or self.pending)
 
     # A step
 
@@ -156,9 +145,6 @@ class Engine:
         does not run ahead, so that its time is all that it costs.
         """
         worked = self.run_job()
-        if self.runner is None:
-            return worked
-
         self.end_aborted_and_late()
         if short:
             self.postprocess()
@@ -176,11 +162,8 @@ class Engine:
         # Postprocess the step before, while this one runs; this one too, if nothing runs ahead
         self.postprocess()
         self.pending = launched
-        waits = short or not self.runs_ahead
-        if waits or any(sequence.search is not None for sequence in batch.sequences):
+        if short or not self.runs_ahead:
             self.postprocess()
-
-        if waits:
             self.prefill_budget.measure(batch.prefill_tokens, time.monotonic() - began)
 
         return True
@@ -204,31 +187,26 @@ class Engine:
         return True
 
     def run_isolated(self, batch: ScheduledStep) -> LaunchedStep | None:
-        """Run a step; if it fails, run its sequences one by one: only the faulty ones fail."""
-        before = []
-        for sequence in batch.sequences:
-            before.append((sequence, sequence.computed, sequence.model_state))
+        """Run a step; if it fails, run its requests one by one: only the faulty ones fail."""
+        sequences = batch.sequences
+        before = [(sequence.computed, sequence.model_state) for sequence in sequences]
 
         try:
             return self.run(batch)
         except BaseException as failure:
             error = as_exception(failure)
-            if len({sequence.handle.id for sequence in batch.sequences}) == 1:
-                self.output.fail(batch.sequences[0], error)
+            if len({sequence.handle for sequence in sequences}) == 1:
+                self.output.fail(sequences[0], error)
                 return None
 
         # Undo the failed attempt
-        for sequence, computed, state in before:
-            sequence.computed = computed
-            sequence.model_state = state
+        for sequence, state in zip(sequences, before, strict=True):
+            sequence.computed, sequence.model_state = state
 
         self.postprocess()
 
         for part in batch.split():
-            self.pending = None
-            if not part.sequences[0].finished:
-                self.pending = self.run_isolated(part)
-
+            self.pending = self.run_isolated(part)
             self.postprocess()
 
         return None
@@ -236,8 +214,6 @@ class Engine:
     @torch.inference_mode()
     def run(self, batch: ScheduledStep) -> LaunchedStep:
         """Launch a forward pass and sample the next tokens, without waiting for the device."""
-        assert self.runner is not None
-
         # Greedy decoding: one CUDA graph samples and stores the tokens
         token_ids = self.runner.decode_greedy(batch)
         if token_ids is not None:
@@ -253,10 +229,7 @@ class Engine:
         self.advance_positions(batch)
 
         # Sample
-        if any(sequence.search is not None for sequence in sequences):
-            logits, sequences = self.searcher.advance(logits, sequences)
-
-        logits, sequences = self.finish_prompts(logits, sequences)
+        logits, sequences = self.advance_strategies(logits, sequences)
         sequences, token_ids, logprobs = sample_isolated(logits, sequences, self.output.fail)
         if sequences:
             self.runner.set_last_tokens(sequences, token_ids)
@@ -265,22 +238,20 @@ class Engine:
             if sequence.token_counts is not None:
                 sequence.token_counts.add(token_ids[row : row + 1])
 
-            sequence.generated += 1
-            sequence.start_decoding()
+            sequence.count_token()
 
         return launch_copy(sequences, token_ids, logprobs)
 
     def forward(self, batch: ScheduledStep) -> Float[Tensor, "M V"]:
         """Logits of the next token of each sequence whose known tokens are all read."""
-        assert self.runner is not None
-        if not wants_prompt_logprobs(batch):
+        if not any(sequence.reports_prompt for sequence, _ in batch.prefill):
             return self.runner.run(batch)
 
         hidden = self.runner.hidden(batch)
-        score_prompts(batch, hidden, self.runner.model.logits)
+        score_prompts(batch, hidden, self.model.logits)
         for sequence in batch.completed_prefill:
-            if sequence.new_tokens and not sequence.generated:
-                self.emit(sequence.handle, sequence.take_chunk(None))
+            if sequence.reports_prompt:
+                self.emit(sequence.handle, sequence.take_prompt_chunk())
 
         return self.runner.logits(batch, hidden)
 
@@ -295,20 +266,33 @@ class Engine:
         for sequence in completed:
             self.scheduler.cache_prefix(sequence)
 
-    def finish_prompts(
+    def advance_strategies(
         self, logits: Float[Tensor, "M V"], sequences: list[ServingSequence]
     ) -> tuple[Float[Tensor, "L V"], list[ServingSequence]]:
-        """Finish sequences that only read their prompt; returns the rows that are sampled."""
-        rows = [row for row, sequence in enumerate(sequences) if sequence.request.max_tokens]
-        if len(rows) == len(sequences):
-            return logits, sequences
+        """Advance the sequences with a strategy; returns the rows and sequences to sample."""
+        strategies: dict[int, Strategy] = {}
+        sampled: list[int] = []
+        for row, sequence in enumerate(sequences):
+            if sequence.strategy is None:
+                sampled.append(row)
+            else:
+                strategies[id(sequence.strategy)] = sequence.strategy
 
-        for sequence in sequences:
-            if not sequence.request.max_tokens:
-                self.output.finish(sequence, sequence.take_chunk("length"))
+        for strategy in strategies.values():
+            first = strategy.sequences[0]
+            rows = [sequences.index(sequence) for sequence in strategy.sequences]
+            try:
+                chunks = strategy.advance(logits[to_device(rows, logits.device)])
+                if chunks:
+                    self.counts["said_tokens"] += sum(len(chunk.tokens) for chunk in chunks)
+                    self.output.finish(strategy.sequences, chunks)
+            except BaseException as error:
+                self.output.fail(first, as_exception(error))
 
-        index = torch.tensor(rows, dtype=torch.int64, device=logits.device)
-        return logits[index], [sequences[row] for row in rows]
+        if strategies:
+            logits = logits[to_device(np.array(sampled, dtype=np.int64), logits.device)]
+
+        return logits, [sequences[row] for row in sampled]
 
     # Output
 
@@ -335,11 +319,8 @@ class Engine:
 
     def end_aborted_and_late(self) -> None:
         """Drop requests whose client is gone, and end those whose deadline has passed."""
-        if self.runner is None:
-            return
-
         sequences = self.sequences()
-        for handle in unique(sequence.handle for sequence in sequences):
+        for handle in dict.fromkeys(sequence.handle for sequence in sequences):
             if handle.aborted:
                 self.counts["cancelled"] += 1
                 self.output.drop(handle)
@@ -359,23 +340,20 @@ class Engine:
 
     def sequences(self) -> list[ServingSequence]:
         """All running and waiting sequences."""
-        if self.runner is None:
-            return []
-
         return self.scheduler.sequences()
 
     def handles(self) -> list[RequestHandle]:
         """All requests and jobs that are not answered yet."""
         handles = [sequence.handle for sequence in self.sequences()]
         handles += [handle for handle, _ in self.jobs]
-        return unique(handles)
+        return list(dict.fromkeys(handles))
 
     def metrics(self) -> dict[str, float]:
         """Counters and gauges by the names that Prometheus sees."""
-        metrics: dict[str, float] = {**self.counts, "waiting": self.waiting, "running": 0}
-        if self.runner is not None:
-            scheduler = self.scheduler
-            metrics["running"] = len(scheduler.running)
+        scheduler = self.scheduler
+        metrics: dict[str, float] = {**self.counts, "waiting": self.waiting}
+        metrics["running"] = len(scheduler.running)
+        if self.generates:
             metrics["blocks_total"] = scheduler.blocks.total
             metrics["blocks_used"] = scheduler.blocks.used
             metrics["preempted"] = scheduler.preempted
@@ -383,8 +361,3 @@ class Engine:
             metrics["cache_bytes"] = self.runner.nbytes
 
         return metrics
-
-
-def unique(handles: Any) -> list[RequestHandle]:
-    """Each handle once, in order."""
-    return list({handle.id: handle for handle in handles}.values())

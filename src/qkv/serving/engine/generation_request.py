@@ -7,11 +7,11 @@ import itertools
 import queue
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from qkv.generation.sampling_params import SamplingParams
+from qkv.generation.stop import Reason
 
-Reason = Literal["end", "stop", "length", "context", "deadline"]
 TIMED_OUT = "timeout: no token was generated in time; ask for fewer tokens, or allow more time"
 
 
@@ -29,9 +29,13 @@ class TokenLogprob(NamedTuple):
     """A token of the output or of the prompt, with its log-probability and its alternatives."""
 
     id: int
-    logprob: float | None
+    text: str = ""
+    """Characters that the token completes; stop strings are not cut off, and a beam has none."""
+    offset: int = 0
+    """Where its characters begin in the text; 0 if logprobs were not requested."""
+    logprob: float | None = None
     """None if logprobs were not requested, and for the first token of a prompt."""
-    alternatives: list[Alternative]
+    alternatives: Sequence[Alternative] = ()
     """The most likely first."""
 
 
@@ -47,6 +51,8 @@ class OutputChunk(NamedTuple):
     """Why the sample ended; None unless this is its last chunk."""
     score: float | None = None
     """The score that a beam search ranked the sample by."""
+    prompt: bool = False
+    """Whether the tokens are those of the prompt."""
 
 
 class JobResult(NamedTuple):
@@ -79,13 +85,22 @@ class GenerationRequest:
     logprobs: int | None = None
     """Return the log-probability of every new token, with this many alternatives."""
     prompt_logprobs: int | None = None
-    """The same for the prompt, as the first chunk of sample 0, whose text is empty."""
+    """The same for the prompt, as the first chunk of every sample; the text then echoes it."""
+    echo: bool = False
+    """Begin the text with the prompt's, which the text of new tokens continues."""
     heads_off: tuple[tuple[int, int], ...] = ()
     """Ablated heads as (layer, head); in a translator, of the decoder's self-attention."""
     stream: bool = False
     """Send chunks as tokens are generated; otherwise every sample is one chunk."""
     deadline: float | None = None
     """By time.monotonic(); generation stops there."""
+    prompt_name: str = "prompt"
+    """What errors call the prompt."""
+
+    @property
+    def echoes(self) -> bool:
+        """Whether the text begins with the prompt's."""
+        return self.echo or self.prompt_logprobs is not None
 
 
 class RequestRefused(Exception):
@@ -109,13 +124,14 @@ class RequestHandle:
     """
 
     def __init__(self, request: GenerationRequest | Callable[..., Any]) -> None:
-        self.request = request
+        self.request: Any = request
         self.id = next(handle_ids)
         self.aborted = False
         """The client is gone: the engine drops the request before its next step."""
 
         self.loop: asyncio.AbstractEventLoop | None
-        self.updates: asyncio.Queue[Update] | queue.SimpleQueue[Update]
+        self.updates: Any
+        """A queue of Update: of the event loop where there is one, else of threads."""
         try:
             self.loop = asyncio.get_running_loop()
             self.updates = asyncio.Queue()
@@ -141,10 +157,7 @@ class RequestHandle:
 
     def put(self, update: Update) -> None:
         """Deliver an update; called in the handle's event loop, if it has one."""
-        if isinstance(self.updates, asyncio.Queue):
-            self.updates.put_nowait(update)
-        else:
-            self.updates.put(update)
+        self.updates.put_nowait(update)
 
     def received(self, update: Any) -> Any:
         """Count a finished sample; raises an update that is an error."""
@@ -158,23 +171,19 @@ class RequestHandle:
         return update
 
     async def __aiter__(self) -> AsyncIterator[OutputChunk]:
-        assert isinstance(self.updates, asyncio.Queue)
         while self.unfinished > 0:
             update = await self.updates.get()
             self.unread = self.updates.qsize()
             yield self.received(update)
 
     def __iter__(self) -> Iterator[OutputChunk]:
-        assert isinstance(self.updates, queue.SimpleQueue)
         while self.unfinished > 0:
             yield self.received(self.updates.get())
 
     async def result(self) -> Any:
         """The result of a job, awaited in the event loop."""
-        assert isinstance(self.updates, asyncio.Queue)
         return self.received(await self.updates.get()).value
 
     def wait(self) -> Any:
         """The result of a job; blocks the calling thread."""
-        assert isinstance(self.updates, queue.SimpleQueue)
         return self.received(self.updates.get()).value

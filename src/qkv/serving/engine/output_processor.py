@@ -2,39 +2,32 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
-from qkv.serving.engine.beam import search_chunks
 from qkv.serving.engine.generation_request import (
-    GenerationRequest,
     OutputChunk,
     RequestHandle,
     RequestRefused,
-    TokenLogprob,
     Update,
 )
-from qkv.serving.engine.sampler import LaunchedStep, TopLogprobs
+from qkv.serving.engine.sampler import LaunchedStep
 from qkv.serving.engine.scheduler import Scheduler
-from qkv.serving.engine.sequence import BeamSearchState, SequenceStatus, ServingSequence
+from qkv.serving.engine.sequence import ScoredToken, ServingSequence
 from qkv.serving.error_log import as_exception, log_unexpected
-from qkv.text.tokenizer import Tokenizer
 
 Emit = Callable[[RequestHandle, Update], None]
 """Receives every update of a request."""
 
 
+@dataclass
 class OutputProcessor:
     """Ends or continues sequences by their new tokens, and emits what their clients receive."""
 
-    def __init__(
-        self, scheduler: Scheduler, tokenizer: Tokenizer, emit: Emit, counts: dict[str, int]
-    ) -> None:
-        """`counts` are the engine's counters, which are updated in place."""
-        self.scheduler = scheduler
-        self.tokenizer = tokenizer
-        self.emit = emit
-        self.counts = counts
+    scheduler: Scheduler
+    emit: Emit
+    counts: dict[str, int]
+    """The engine's counters, which are updated in place."""
 
     def process(self, launched: LaunchedStep) -> None:
         """Wait for the tokens of a step, and add them to their sequences."""
@@ -42,66 +35,51 @@ class OutputProcessor:
             launched.arrived.synchronize()
 
         token_ids = launched.token_ids.tolist()
+        tops: dict[int, ScoredToken] = {}
+        for rows, top in launched.logprobs.items():
+            tops |= zip(rows, top.on_host(), strict=True)
+
         for row, sequence in enumerate(launched.sequences):
             if sequence.finished:
                 continue  # it finished a step ago, or was dropped
 
             try:
-                self.process_token(sequence, token_ids[row], launched.logprobs.get(row))
+                self.process_token(sequence, token_ids[row], tops.get(row))
             except BaseException as error:
                 self.fail(sequence, as_exception(error))
 
     def process_token(
-        self, sequence: ServingSequence, token_id: int, top: TopLogprobs | None
+        self, sequence: ServingSequence, token_id: int, top: ScoredToken | None
     ) -> None:
         """Append a sampled token, and emit a chunk if the sequence ends or streams."""
-        token = TokenLogprob(token_id, None, [])
-        if top is not None:
-            token = top.of_token(token_id)
-
-        reason = sequence.append_token(token_id, token)
+        reason = sequence.append_token(token_id, top)
         if reason != "end":
             self.counts["said_tokens"] += 1
 
-        if reason is not None:
-            self.finish(sequence, sequence.take_chunk(reason))
-            return
-
         request = sequence.request
-        if request.stream and sequence.handle.accepts_chunk(request.samples):
+        if reason is not None:
+            self.finish([sequence], [sequence.take_chunk(reason)])
+        elif request.stream and sequence.handle.accepts_chunk(request.samples):
             sequence.handle.unread += 1
             self.emit(sequence.handle, sequence.take_chunk(None))
 
-    def finish(self, sequence: ServingSequence, chunk: OutputChunk) -> None:
-        """End a sequence with its last chunk."""
-        sequence.status = SequenceStatus.FINISHED
-        self.scheduler.remove(sequence)
+    def finish(self, sequences: Sequence[ServingSequence], chunks: Sequence[OutputChunk]) -> None:
+        """End sequences of one request with their last chunks."""
         self.counts["finished"] += 1
-        self.emit(sequence.handle, chunk)
+        for sequence in sequences:
+            self.scheduler.finish(sequence)
+
+        for chunk in chunks:
+            self.emit(sequences[0].handle, chunk)
 
     def finish_late(self, sequence: ServingSequence) -> None:
         """End a sequence at its deadline; an unfinished beam search has no result."""
-        if sequence.search is not None:
-            message = "timeout: the deadline passed before the beam search was finished"
-            self.fail(sequence, RequestRefused(408, message))
+        if sequence.request.beams == 1:
+            self.finish([sequence], [sequence.take_chunk("deadline")])
             return
 
-        if sequence in self.scheduler.waiting:
-            self.scheduler.waiting.remove(sequence)
-
-        self.finish(sequence, sequence.take_chunk("deadline"))
-
-    def finish_search(self, search: BeamSearchState) -> None:
-        """End a beam search with its best hypotheses."""
-        handle = search.beams[0].handle
-        assert isinstance(handle.request, GenerationRequest)
-        chunks = search_chunks(search, handle.request.samples, self.tokenizer)
-        self.drop(handle)
-        self.counts["finished"] += 1
-
-        for chunk in chunks:
-            self.emit(handle, chunk)
-            self.counts["said_tokens"] += len(chunk.tokens)
+        message = "timeout: the deadline passed before the beam search was finished"
+        self.fail(sequence, RequestRefused(408, message))
 
     def fail(self, sequence: ServingSequence, error: Exception) -> None:
         """End a request with an error; the client gets only the type of an unexpected one."""
@@ -118,10 +96,4 @@ class OutputProcessor:
         """Remove all sequences of a request."""
         for sequence in self.scheduler.sequences():
             if sequence.handle is handle:
-                sequence.status = SequenceStatus.FINISHED
-                self.scheduler.remove(sequence)
-
-        waiting = self.scheduler.waiting
-        self.scheduler.waiting = deque(
-            sequence for sequence in waiting if sequence.handle is not handle
-        )
+                self.scheduler.finish(sequence)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from itertools import groupby
@@ -13,34 +13,82 @@ import torch
 from jaxtyping import Float, Int, Int64
 from torch import Tensor
 
-from qkv.models import GPT, Transformer
+from qkv.models.model import Model
+from qkv.models.sites import attention_sites
 from qkv.nn.cache import DecoderState, PackedBatch, PagedCache, SequenceGroup
 from qkv.nn.hooks import add_hook
 from qkv.nn.linear.onednn import Prepacked, prepacking, small_enough
 from qkv.serving.engine.block_allocator import BLOCK_SIZE
 from qkv.serving.engine.runner_cuda_graph import StepGraphs
+from qkv.serving.engine.sampler import to_device
 from qkv.serving.engine.scheduler import ScheduledStep
 from qkv.serving.engine.sequence import ServingSequence
 
 
-class PagedRunner:
-    """Runs a Transformer whose sequences share one paged KV cache of fixed size."""
+class Runner:
+    """What all runners have in common; by itself the runner of a model that generates nothing."""
 
     chunk_multiple = 1
     """A prompt may be split anywhere."""
+    depth = 0
+    """Layers whose heads can be switched off."""
+    blocks = 1
+    nbytes = 0
+    state_blocks: Callable[[ServingSequence], int] | None = None
+    """The blocks that a sequence's state counts for, if there are no pages."""
 
-    def __init__(self, model: GPT | Transformer, cache_bytes: int, max_sequences: int) -> None:
-        config = model.config
-        like = next(weight for weight in model.parameters() if weight.is_floating_point())
+    def __init__(self, model: Model) -> None:
         self.model = model
-        self.device = like.device
-        self.depth = config.depth if isinstance(model, GPT) else len(model.decoder.blocks)
-        kv_heads = config.heads if config.kv_heads is None else config.kv_heads
+        self.weight = next(weight for weight in model.parameters() if weight.is_floating_point())
+        self.device = self.weight.device
+        self.to_device = partial(to_device, device=self.device)
+
+    def warm_up(self, max_sequences: int) -> None:
+        """Prepare what the first request would wait for."""
+
+    def decode_greedy(self, batch: ScheduledStep) -> Int[Tensor, "M"] | None:
+        """The next tokens, if all sequences are greedy and a CUDA graph samples them; else None."""
+        return None
+
+    def run(self, batch: ScheduledStep) -> Float[Tensor, "M V"]:
+        """Logits of the next token, one row for each of `batch.logit_rows`."""
+        return self.logits(batch, self.hidden(batch))
+
+    def logits(self, batch: ScheduledStep, hidden: Float[Tensor, "N E"]) -> Float[Tensor, "M V"]:
+        """Logits of the rows that are sampled."""
+        rows = torch.tensor(batch.logit_rows, dtype=torch.int64, device=self.device)
+        return self.model.logits(hidden[rows])
+
+    def hidden(self, batch: ScheduledStep) -> Float[Tensor, "N E"]:
+        """Hidden states of all new tokens, one sequence after the other."""
+        raise NotImplementedError
+
+    def fork(
+        self, beam: ServingSequence, twin: ServingSequence, copies: Sequence[tuple[int, int]]
+    ) -> None:
+        """Give a forked beam the keys and values, or the state, of its origin."""
+        raise NotImplementedError
+
+    def set_last_tokens(
+        self, sequences: Sequence[ServingSequence], token_ids: Int[Tensor, "M"]
+    ) -> None:
+        """Store the sampled tokens on the device, if the next step reads them there."""
+
+
+class PagedRunner(Runner):
+    """Runs a Transformer whose sequences share one paged KV cache of fixed size."""
+
+    def __init__(self, model: Model, cache_bytes: int, max_sequences: int) -> None:
+        super().__init__(model)
+        config = model.config
+        self.site = next(site for site in attention_sites(model) if site.kind != "encoder")
+        """The self-attention of new tokens, whose heads can be switched off."""
+        self.depth = self.site.depth
         shape: dict[str, Any] = {
             "depth": self.depth,
-            "kv_heads": kv_heads,
+            "kv_heads": config.heads if config.kv_heads is None else config.kv_heads,
             "head_width": config.width_of_head,
-            "like": like,
+            "like": self.weight,
         }
 
         block_bytes = BLOCK_SIZE * PagedCache.bytes_per_slot(**shape)
@@ -55,6 +103,7 @@ class PagedRunner:
         self.pages = PagedCache(
             self.blocks * BLOCK_SIZE, max_sequences + 1, config.context, **shape
         )
+        self.nbytes = self.pages.nbytes
         self.last_tokens = torch.zeros(max_sequences + 1, dtype=torch.int64, device=self.device)
         """The last sampled token of each slot; the host need not know it to run the next step."""
         self.groups_decode = config.sparse != "fixed"
@@ -68,10 +117,6 @@ class PagedRunner:
         if self.device.type == "cuda":
             self.graphs = StepGraphs.create(model, self.pages, self.last_tokens)
 
-    @property
-    def nbytes(self) -> int:
-        return self.pages.nbytes
-
     def warm_up(self, max_sequences: int) -> None:
         """Capture the CUDA graphs that are likely needed before the first request."""
         if self.graphs is not None:
@@ -80,7 +125,7 @@ class PagedRunner:
 
     def decode_greedy(self, batch: ScheduledStep) -> Int[Tensor, "M"] | None:
         """The next tokens, if all sequences are greedy and a CUDA graph samples them; else None."""
-        greedy = all(sequence.greedy and sequence.search is None for sequence in batch.decode)
+        greedy = all(sequence.greedy for sequence in batch.decode)
         if self.graphs is None or not greedy or not self.graphs.supports(batch):
             return None
 
@@ -93,12 +138,7 @@ class PagedRunner:
             logits, _ = self.graphs.run(batch.decode)
             return logits
 
-        return self.logits(batch, self.hidden(batch))
-
-    def logits(self, batch: ScheduledStep, hidden: Float[Tensor, "N E"]) -> Float[Tensor, "M V"]:
-        """Logits of the rows that are sampled."""
-        rows = torch.tensor(batch.logit_rows, dtype=torch.int64, device=self.device)
-        return self.model.logits(hidden[rows])
+        return super().run(batch)
 
     def hidden(self, batch: ScheduledStep) -> Float[Tensor, "N E"]:
         """Hidden states of all new tokens, one sequence after the other."""
@@ -115,7 +155,7 @@ class PagedRunner:
         ids = torch.cat([self.last_tokens[slots[:decoding]], ids[decoding:]])
 
         state: Any = PackedBatch(self.pages, self.groups(batch), slot_mapping)
-        if isinstance(self.model, Transformer):
+        if self.model.has_source:
             source = PackedBatch(self.pages, self.source_groups(batch), None)
             state = DecoderState(source, state)
 
@@ -134,9 +174,8 @@ class PagedRunner:
         """Map the computed positions of a sequence, which a shared prefix may have filled."""
         if sequence.computed:
             mapping = slot_mapping_of(sequence.block_table, np.arange(sequence.computed))
-            self.pages.block_table[sequence.slot, : sequence.computed] = self.to_device(
-                mapping
-            ).int()
+            row = self.pages.block_table[sequence.slot]
+            row[: sequence.computed] = self.to_device(mapping).int()
 
     def pack(self, batch: ScheduledStep) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Of every new token its id, position, slot mapping and sequence slot, each (N,)."""
@@ -162,82 +201,45 @@ class PagedRunner:
 
         return ids, positions_, slot_mapping, slots
 
-    def to_device(self, numbers: Int64[np.ndarray, "*n"]) -> Int[Tensor, "*n"]:
-        """An array of the host as a tensor on the device, copied without blocking the host."""
-        host = torch.from_numpy(numbers)
-        if self.device.type != "cuda":
-            return host.to(self.device)
-
-        return host.pin_memory().to(self.device, non_blocking=True)
-
     def groups(self, batch: ScheduledStep) -> list[SequenceGroup]:
         """Sequences that attend in one call: all that decode, and new prompts of equal length."""
         decode_groups = [batch.decode]
         if not self.groups_decode:
             decode_groups = [[sequence] for sequence in batch.decode]
 
-        groups: list[SequenceGroup] = []
+        groups = GroupList(self.to_device)
         for sequences in decode_groups:
-            if sequences:
-                lengths = [sequence.computed + 1 for sequence in sequences]
-                groups.append(self.group(groups, sequences, 1, lengths))
+            groups.add(sequences, 1, [sequence.computed + 1 for sequence in sequences])
 
         for (has_past, count), chunks in groupby(batch.prefill, past_and_count):
             sequences = [sequence for sequence, _ in chunks]
             if not has_past:
-                groups.append(SequenceGroup(end_of(groups), len(sequences), count, None))
+                groups.append(SequenceGroup(groups.end, len(sequences), count, None))
                 continue
 
             for sequence in sequences:
-                groups.append(self.group(groups, [sequence], count, [sequence.computed + count]))
+                groups.add([sequence], count, [sequence.computed + count])
 
         return groups
 
     def source_groups(self, batch: ScheduledStep) -> list[SequenceGroup]:
         """The groups of cross-attention: each sequence attends to its own source."""
-        groups: list[SequenceGroup] = []
-        if batch.decode:
-            lengths = [len(sequence.source or ()) for sequence in batch.decode]
-            groups.append(self.group(groups, batch.decode, 1, lengths))
-
+        groups = GroupList(self.to_device)
+        groups.add(batch.decode, 1, [len(sequence.source or ()) for sequence in batch.decode])
         for sequence, count in batch.prefill:
-            groups.append(self.group(groups, [sequence], count, [len(sequence.source or ())]))
+            groups.add([sequence], count, [len(sequence.source or ())])
 
         return groups
 
-    def group(
-        self,
-        before: list[SequenceGroup],
-        sequences: Sequence[ServingSequence],
-        count: int,
-        lengths: list[int],
-    ) -> SequenceGroup:
-        """A group after those `before` it, with `count` new tokens of each sequence."""
-        longest = max(lengths)
-        slots = [sequence.slot for sequence in sequences]
-        slots_on_device, lengths_on_device = self.to_device(
-            np.array([slots, lengths], dtype=np.int64)
-        )
-        return SequenceGroup(
-            end_of(before),
-            len(sequences),
-            count,
-            slots_on_device,
-            lengths_on_device,
-            longest,
-            min(lengths) == longest,
-        )
-
     def encode_source(self, sequence: ServingSequence) -> None:
         """Run the encoder and write the source's keys and values into the pages."""
-        assert isinstance(self.model, Transformer)
         assert sequence.source is not None
         mapping = self.to_device(
             slot_mapping_of(sequence.source_block_table, np.arange(len(sequence.source)))
         )
         self.pages.source_block_table[sequence.slot, : len(mapping)] = mapping.int()
-        ids = torch.tensor([sequence.source], device=self.device)
-        self.model.cache_source(ids, self.pages, mapping)
+        model: Any = self.model
+        model.cache_source(torch.tensor([sequence.source], device=self.device), self.pages, mapping)
 
     def fork(
         self, beam: ServingSequence, twin: ServingSequence, copies: Sequence[tuple[int, int]]
@@ -271,8 +273,6 @@ class PagedRunner:
 
             start += count
 
-        stack = "stack" if isinstance(self.model, GPT) else "decoder"
-
         def zero_heads(layer: int, value: Float[Tensor, "1 H N D"], name: str) -> Tensor:
             value = value.clone()
             for head, first, last in spans[layer]:
@@ -282,7 +282,7 @@ class PagedRunner:
 
         with ExitStack() as hooks:
             for layer in spans:
-                point = f"{stack}.blocks.{layer}.attention.heads"
+                point = self.site.hook_point(layer, "heads")
                 hooks.enter_context(add_hook(self.model, point, partial(zero_heads, layer)))
 
             yield
@@ -294,12 +294,28 @@ def past_and_count(chunk: tuple[ServingSequence, int]) -> tuple[bool, int]:
     return sequence.computed > 0, count
 
 
-def end_of(groups: list[SequenceGroup]) -> int:
-    """First row after the last group."""
-    if not groups:
-        return 0
+class GroupList(list[SequenceGroup]):
+    """Groups of a packed batch, one after the other."""
 
-    return groups[-1].end
+    def __init__(self, to_device: Callable[[np.ndarray], Tensor]) -> None:
+        super().__init__()
+        self.to_device = to_device
+
+    @property
+    def end(self) -> int:
+        """First row after the last group."""
+        return self[-1].end if self else 0
+
+    def add(self, sequences: Sequence[ServingSequence], count: int, lengths: list[int]) -> None:
+        """Add a group with `count` new tokens of each sequence, unless there is none."""
+        if not sequences:
+            return
+
+        rows = [[sequence.slot for sequence in sequences], lengths]
+        slots, on_device = self.to_device(np.array(rows, dtype=np.int64))
+        longest = max(lengths)
+        even = min(lengths) == longest
+        self.append(SequenceGroup(self.end, len(sequences), count, slots, on_device, longest, even))
 
 
 def slot_mapping_of(

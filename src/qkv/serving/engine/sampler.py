@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.nn.functional import one_hot
 
 from qkv.generation.sampling import distribution
 from qkv.generation.sampling_params import (
@@ -17,24 +19,31 @@ from qkv.generation.sampling_params import (
     process_logits,
     sample_tokens,
 )
-from qkv.serving.engine.generation_request import Alternative, TokenLogprob
-from qkv.serving.engine.sequence import ServingSequence
+from qkv.serving.engine.generation_request import Alternative
+from qkv.serving.engine.sequence import ScoredToken, ServingSequence
 from qkv.serving.error_log import as_exception
 
 
 class TopLogprobs(NamedTuple):
-    """Logprobs of one sampled token and of its k most likely alternatives, still on the device."""
+    """Logprobs of tokens and of their k most likely alternatives, still on the device."""
 
-    logprob: Float[Tensor, ""]
-    ids: Int[Tensor, "k"]
-    logprobs: Float[Tensor, "k"]
-    probabilities: Float[Tensor, "k"]
+    logprobs: Float[Tensor, "T"]
+    top_ids: Int[Tensor, "T k"]
+    top_logprobs: Float[Tensor, "T k"]
+    top_probabilities: Float[Tensor, "T k"]
 
-    def of_token(self, token_id: int) -> TokenLogprob:
-        """The same on the host."""
-        columns = (self.ids.tolist(), self.logprobs.tolist(), self.probabilities.tolist())
-        alternatives = [Alternative(*row) for row in zip(*columns, strict=True)]
-        return TokenLogprob(token_id, self.logprob.item(), alternatives)
+    def on_host(self) -> list[ScoredToken]:
+        """The logprob and the alternatives of each token on the host."""
+        own, *top = (column.tolist() for column in self)
+        alternatives = []
+        for row in zip(*top, strict=True):
+            alternatives.append([Alternative(*other) for other in zip(*row, strict=True)])
+
+        return list(zip(own, alternatives, strict=True))
+
+
+Logprobs = dict[tuple[int, ...], TopLogprobs]
+"""Logprobs by the rows of a step that they are for."""
 
 
 class LaunchedStep(NamedTuple):
@@ -43,17 +52,17 @@ class LaunchedStep(NamedTuple):
     sequences: list[ServingSequence]
     token_ids: Int[Tensor, "M"]
     """On the host once `arrived` is synchronised."""
-    logprobs: dict[int, TopLogprobs]
+    logprobs: Logprobs
     arrived: Any
 
 
 def sample(
     logits: Float[Tensor, "M V"], sequences: Sequence[ServingSequence]
-) -> tuple[Int[Tensor, "M"], dict[int, TopLogprobs]]:
-    """A token for each sequence, on the device, and by row the logprobs that were requested."""
+) -> tuple[Int[Tensor, "M"], Logprobs]:
+    """A token for each sequence, on the device, and the logprobs that were requested."""
     device = logits.device
     token_ids = torch.empty(len(sequences), dtype=torch.int64, device=device)
-    logprobs: dict[int, TopLogprobs] = {}
+    logprobs: Logprobs = {}
 
     for rows in rows_by_params(sequences):
         first = sequences[rows[0]]
@@ -81,12 +90,17 @@ def sample(
         else:
             token_ids[to_device(rows, device)] = drawn
 
+        # Logprobs, with as many alternatives as the row that wants most
+        wanted: dict[int, int] = {}
         for index, row in enumerate(rows):
-            count = sequences[row].request.logprobs
-            if count is not None:
-                logprobs[row] = top_logprobs(
-                    group[index], allowed[index], drawn[index], sampling, count
-                )
+            if sequences[row].request.logprobs is not None:
+                wanted[row] = index
+
+        if wanted:
+            count = max(sequences[row].request.logprobs or 0 for row in wanted)
+            at = to_device(list(wanted.values()), device)
+            sampled = sampled_distribution(allowed[at], sampling)
+            logprobs[tuple(wanted)] = top_logprobs(group[at], drawn[at], count, sampled)
 
     return token_ids, logprobs
 
@@ -95,7 +109,7 @@ def sample_isolated(
     logits: Float[Tensor, "M V"],
     sequences: list[ServingSequence],
     on_error: Callable[[ServingSequence, Exception], None],
-) -> tuple[list[ServingSequence], Int[Tensor, "N"], dict[int, TopLogprobs]]:
+) -> tuple[list[ServingSequence], Int[Tensor, "N"], Logprobs]:
     """Sample all sequences; if that fails, one by one, without those that fail again."""
     try:
         return sequences, *sample(logits, sequences)
@@ -107,11 +121,11 @@ def sample_isolated(
 
     sampled: list[ServingSequence] = []
     parts: list[Tensor] = []
-    logprobs: dict[int, TopLogprobs] = {}
+    logprobs: Logprobs = {}
     for row, sequence in enumerate(sequences):
         good, token_id, top = sample_isolated(logits[row : row + 1], [sequence], on_error)
-        if top:
-            logprobs[len(sampled)] = top[0]
+        for scored in top.values():
+            logprobs[(len(sampled),)] = scored
 
         sampled += good
         parts.append(token_id)
@@ -119,14 +133,13 @@ def sample_isolated(
     return sampled, torch.cat(parts), logprobs
 
 
-def to_device(numbers: Sequence[int] | Sequence[float], device: torch.device) -> Tensor:
+def to_device(numbers: Sequence[float] | np.ndarray, device: torch.device) -> Tensor:
     """A tensor of host numbers on the device, copied without blocking the host."""
-    dtype = torch.int64
-    if numbers and isinstance(numbers[0], float):
-        dtype = torch.float64
+    host = torch.from_numpy(np.asarray(numbers))
+    if device.type != "cuda":
+        return host.to(device)
 
-    cuda = device.type == "cuda"
-    return torch.tensor(numbers, dtype=dtype, pin_memory=cuda).to(device, non_blocking=cuda)
+    return host.pin_memory().to(device, non_blocking=True)
 
 
 def rows_by_params(sequences: Sequence[ServingSequence]) -> list[list[int]]:
@@ -163,37 +176,44 @@ def token_counts_of(
     return sequence.token_counts
 
 
-def top_logprobs(
-    logits: Float[Tensor, "V"],
-    allowed: Float[Tensor, "V"],
-    token_id: Tensor,
-    sampling: SamplingParams,
-    count: int,
-) -> TopLogprobs:
-    """Logprobs of a sampled token and of the `count` most likely ones."""
-    logprobs = logits.float().log_softmax(-1)
-    values, ids = logprobs.topk(min(count, len(logprobs)))
-
+def sampled_distribution(
+    allowed: Float[Tensor, "T V"], sampling: SamplingParams
+) -> Float[Tensor, "T V"]:
+    """The probabilities that tokens are drawn with."""
     if sampling.temperature == 0:
-        probabilities = (ids == allowed.argmax()).float()
-    else:
-        probabilities = distribution(
-            allowed.unsqueeze(0),
-            temperature=sampling.temperature,
-            top_k=sampling.top_k,
-            top_p=sampling.top_p,
-            min_p=sampling.min_p,
-        )[0, ids]
+        return one_hot(allowed.argmax(-1), allowed.shape[1]).float()
 
-    logprob = logprobs[token_id.clamp(min=0)].where(token_id != BROKEN, torch.nan)
+    return distribution(
+        allowed,
+        temperature=sampling.temperature,
+        top_k=sampling.top_k,
+        top_p=sampling.top_p,
+        min_p=sampling.min_p,
+    )
 
-    return TopLogprobs(logprob, ids, values, probabilities)
+
+def top_logprobs(
+    logits: Float[Tensor, "T V"],
+    token_ids: Int[Tensor, "T"],
+    count: int,
+    sampled: Float[Tensor, "T V"] | None = None,
+) -> TopLogprobs:
+    """Logprobs of tokens and of the `count` most likely ones.
+
+    `sampled` has the probabilities that tokens are drawn with; by default they are the model's.
+    """
+    logprobs = logits.float().log_softmax(-1)
+    values, ids = logprobs.topk(min(count, logits.shape[1]))
+    probabilities = values.exp() if sampled is None else sampled.gather(1, ids)
+    own = logprobs.gather(1, token_ids.clamp(min=0).unsqueeze(1)).squeeze(1)
+
+    return TopLogprobs(own.where(token_ids != BROKEN, torch.nan), ids, values, probabilities)
 
 
 def launch_copy(
     sequences: list[ServingSequence],
     token_ids: Int[Tensor, "M"],
-    logprobs: dict[int, TopLogprobs],
+    logprobs: Logprobs,
 ) -> LaunchedStep:
     """Start copying the sampled tokens to the host."""
     if not token_ids.is_cuda:

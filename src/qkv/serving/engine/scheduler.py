@@ -8,12 +8,13 @@ back and is recomputed later. So the cache never grows, and no sequence waits fo
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 from qkv.serving.engine.block_allocator import BLOCK_SIZE, BlockAllocator, OutOfBlocks, blocks_for
-from qkv.serving.engine.sequence import BeamSearchState, SequenceStatus, ServingSequence
+from qkv.serving.engine.sequence import SequenceStatus, ServingSequence
 
 
 @dataclass
@@ -44,82 +45,57 @@ class ScheduledStep:
     @property
     def completed_prefill(self) -> list[ServingSequence]:
         """Sequences whose prompt is read to its end in this step, before `computed` advances."""
-        completed = []
-        for sequence, count in self.prefill:
-            if sequence.computed + count == sequence.num_tokens:
-                completed.append(sequence)
-
-        return completed
+        return [sequence for sequence, count in self.prefill if reads_all(sequence, count)]
 
     @property
     def logit_rows(self) -> list[int]:
         """Rows of the packed batch whose logits are sampled: the last token of each sequence."""
-        rows = list(range(len(self.decode)))
-        end = len(self.decode)
-        for sequence, count in self.prefill:
-            end += count
-            if sequence.computed + count == sequence.num_tokens:
-                rows.append(end - 1)
+        ends = accumulate(count for _, count in self.new_tokens)
+        chunks = zip(ends, self.new_tokens, strict=True)
+        return [end - 1 for end, chunk in chunks if reads_all(*chunk)]
 
-        return rows
-
-    def split(self) -> Iterator[ScheduledStep]:
-        """One step per sequence; the beams of a search stay together."""
-        searches: dict[int, BeamSearchState] = {}
+    def split(self) -> list[ScheduledStep]:
+        """One step per request, of its sequences that are not finished."""
+        steps: dict[int, ScheduledStep] = defaultdict(ScheduledStep)
         for sequence in self.decode:
-            if sequence.search is not None:
-                searches[id(sequence.search)] = sequence.search
-
-        for search in searches.values():
-            yield ScheduledStep(decode=list(search.beams))
-
-        for sequence in self.decode:
-            if sequence.search is None:
-                yield ScheduledStep(decode=[sequence])
+            if not sequence.finished:
+                steps[sequence.handle.id].decode.append(sequence)
 
         for sequence, count in self.prefill:
-            yield ScheduledStep(prefill=[(sequence, count)])
+            if not sequence.finished:
+                steps[sequence.handle.id].prefill.append((sequence, count))
+
+        return list(steps.values())
 
 
+def reads_all(sequence: ServingSequence, count: int) -> bool:
+    """Whether `count` more tokens are all that a sequence has."""
+    return sequence.computed + count == sequence.num_tokens
+
+
+@dataclass
 class Scheduler:
     """Waiting and running sequences, and the slots and blocks they hold."""
 
-    def __init__(
-        self,
-        blocks: BlockAllocator,
-        max_sequences: int,
-        max_prefill_tokens: int,
-        *,
-        chunk_multiple: int = 1,
-        prefix_caching: bool,
-        state_blocks: Callable[[ServingSequence], int] | None = None,
-        flush: Callable[[], object] = lambda: None,
-    ) -> None:
-        """Create a scheduler with all slots and blocks free.
-
-        Args:
-            blocks: The allocator of the cache.
-            max_sequences: Sequences that run at once.
-            max_prefill_tokens: Prompt tokens per step, besides the tokens of decoding sequences.
-            chunk_multiple: A prompt is split at multiples of this many tokens.
-            prefix_caching: Whether sequences with a common prefix share its blocks.
-            state_blocks: For a model without pages: the blocks that a sequence's state counts for.
-            flush: Called before a preemption, to finish sequences whose tokens are not read yet.
-        """
-        self.blocks = blocks
-        self.max_sequences = max_sequences
-        self.max_prefill_tokens = max_prefill_tokens
-        self.chunk_multiple = chunk_multiple
-        self.prefix_caching = prefix_caching
-        self.state_blocks = state_blocks
-        self.flush = flush
-        self.preempted = 0
-        self.shared_tokens = 0
-        self.waiting: deque[ServingSequence] = deque()
-        self.running: list[ServingSequence] = []
-        """In the order of their arrival."""
-        self.slots = list(range(max_sequences - 1, -1, -1))
-        """Free slots."""
+    blocks: BlockAllocator
+    """The allocator of the cache and of slots."""
+    max_sequences: int
+    """Sequences that run at once."""
+    max_prefill_tokens: int
+    """Prompt tokens per step, besides the tokens of decoding sequences."""
+    flush: Callable[[], object]
+    """Called before a preemption, to finish sequences whose tokens are not read yet."""
+    chunk_multiple: int = 1
+    """A prompt is split at multiples of this many tokens."""
+    prefix_caching: bool = False
+    """Whether sequences with a common prefix share its blocks."""
+    state_blocks: Callable[[ServingSequence], int] | None = None
+    """For a model without pages: the blocks that a sequence's state counts for."""
+    preempted: int = 0
+    shared_tokens: int = 0
+    waiting: deque[ServingSequence] = field(default_factory=deque)
+    running: list[ServingSequence] = field(default_factory=list)
+    """In the order of their arrival."""
 
     def schedule(self, max_prefill_tokens: int | None = None) -> ScheduledStep:
         """The next step, with at most this many prompt tokens (never more than the scheduler's)."""
@@ -134,16 +110,16 @@ class Scheduler:
             if runs and self.allocate_blocks(sequence, 1):
                 decode.append(sequence)
 
-        # Chunked prefill: prompts that are already running, then waiting ones
+        # Chunked prefill: as many prompt tokens as the budget allows
         prefill: list[tuple[ServingSequence, int]] = []
         remaining = budget
-        for sequence in list(self.running):
-            if not sequence.decoding:
-                remaining -= self.schedule_chunk(sequence, remaining, budget, prefill)
-
-        while self.waiting and remaining > 0 and self.admit(self.waiting[0]):
-            sequence = self.waiting.popleft()
-            remaining -= self.schedule_chunk(sequence, remaining, budget, prefill)
+        for sequence in self.unread_prompts():
+            count = self.chunk_size(sequence, remaining, budget)
+            if count > 0 and self.allocate_blocks(sequence, count):
+                prefill.append((sequence, count))
+                remaining -= count
+            if remaining <= 0:
+                break
 
         # Drop what was preempted on the way
         decode = [sequence for sequence in decode if sequence.slot is not None]
@@ -152,20 +128,14 @@ class Scheduler:
 
         return ScheduledStep(decode, prefill)
 
-    def schedule_chunk(
-        self,
-        sequence: ServingSequence,
-        remaining: int,
-        budget: int,
-        prefill: list[tuple[ServingSequence, int]],
-    ) -> int:
-        """Add the next chunk of a prompt to `prefill`; returns its number of tokens."""
-        count = self.chunk_size(sequence, remaining, budget)
-        if count > 0 and self.allocate_blocks(sequence, count):
-            prefill.append((sequence, count))
-            return count
+    def unread_prompts(self) -> Iterator[ServingSequence]:
+        """Running sequences whose prompt is not read, then waiting ones, which are admitted."""
+        for sequence in list(self.running):
+            if not sequence.decoding:
+                yield sequence
 
-        return 0
+        while self.waiting and self.admit(self.waiting[0]):
+            yield self.waiting.popleft()
 
     def chunk_size(self, sequence: ServingSequence, remaining: int, budget: int) -> int:
         """Tokens to read now: all that are left, or a multiple of `chunk_multiple` that fits.
@@ -189,61 +159,59 @@ class Scheduler:
         first = sequence.first_sample
         if first is not None and not (first.finished or first.decoding):
             return False  # its prefix will be cached soon
-        if sequence.search is not None:
-            return self.admit_search(sequence, sequence.search)
-        if not self.slots:
+        if sequence.request.beams > 1:
+            return self.admit_search(sequence)
+        if not self.blocks.slots:
             return False
 
+        sequence.block_table = self.cached_prefix(sequence)
         source_blocks = self.source_blocks(sequence)
-        if self.state_blocks is not None:
-            sequence.block_table = self.allocate(self.state_blocks(sequence))
-            fits = bool(sequence.block_table)
-        else:
-            sequence.block_table = self.cached_prefix(sequence)
-            sequence.computed = len(sequence.block_table) * BLOCK_SIZE
-            missing = blocks_for(sequence.num_tokens) - len(sequence.block_table) + source_blocks
-            reserve = bool(self.running)  # decoding sequences may need another block
-            fits = missing + reserve <= len(self.blocks.free)
-
-        if not fits:
+        known_blocks = self.blocks_needed(sequence, sequence.num_tokens)
+        missing = known_blocks - len(sequence.block_table) + source_blocks
+        reserve = bool(self.running)  # decoding sequences may need another block
+        if missing + reserve > len(self.blocks.free):
             self.blocks.release(sequence.block_table)
             sequence.block_table = []
-            sequence.computed = 0
             return False
 
+        sequence.computed = len(sequence.block_table) * BLOCK_SIZE
         self.shared_tokens += sequence.computed
-        sequence.source_block_table = self.allocate(source_blocks)
-        self.start(sequence, self.slots.pop())
+        self.start(sequence, self.blocks)
 
         return True
 
-    def admit_search(self, sequence: ServingSequence, search: BeamSearchState) -> bool:
+    def admit_search(self, sequence: ServingSequence) -> bool:
         """Start a beam search with all blocks that its beams can need: it can then always fork."""
-        beams = search.rule.beams
-        reserved = beams * self.max_blocks(sequence)
-        source_blocks = self.source_blocks(sequence)
-        if beams > len(self.slots) or reserved + source_blocks > len(self.blocks.free):
+        beams = sequence.request.beams
+        needed = beams * self.max_blocks(sequence)
+        total = needed + self.source_blocks(sequence)
+        if beams > len(self.blocks.slots) or total > len(self.blocks.free):
             return False
 
-        search.blocks = BlockAllocator(self.allocate(reserved))
-        search.slots = [self.slots.pop() for _ in range(beams)]
-        search.beams = [sequence]
-        sequence.source_block_table = self.allocate(source_blocks)
-        self.start(sequence, search.slots.pop())
+        self.start(sequence, self.blocks.reserve(needed, beams))
 
         return True
 
-    def start(self, sequence: ServingSequence, slot: int) -> None:
-        sequence.slot = slot
-        sequence.status = SequenceStatus.PREFILL
+    def start(self, sequence: ServingSequence, pool: BlockAllocator) -> None:
+        source_blocks = self.source_blocks(sequence)
+        sequence.source_block_table = [self.blocks.allocate() for _ in range(source_blocks)]
+        sequence.pool = pool
+        sequence.slot = pool.slots.pop()
+        sequence.change_status(SequenceStatus.PREFILL)
         self.running.append(sequence)
+        self.allocate_blocks(sequence, 0)  # all of a model state
 
-    def max_blocks(self, sequence: ServingSequence) -> int:
-        """Blocks a sequence can need, without its source; its last token is never read."""
+    def blocks_needed(self, sequence: ServingSequence, positions: int) -> int:
+        """Blocks for the first positions of a sequence; a model state has a constant size."""
         if self.state_blocks is not None:
             return self.state_blocks(sequence)
 
-        return blocks_for(sequence.prompt_length + max(1, sequence.max_new_tokens) - 1)
+        return blocks_for(positions)
+
+    def max_blocks(self, sequence: ServingSequence) -> int:
+        """Blocks a sequence can need, without its source; its last token is never read."""
+        last = max(1, sequence.max_new_tokens) - 1
+        return self.blocks_needed(sequence, sequence.prompt_length + last)
 
     def source_blocks(self, sequence: ServingSequence) -> int:
         """Blocks of a translator's source; a model state includes it."""
@@ -252,16 +220,9 @@ class Scheduler:
 
         return blocks_for(len(sequence.source or ()))
 
-    def allocate(self, count: int) -> list[int]:
-        """Some free blocks, or none if there are too few."""
-        if count > len(self.blocks.free):
-            return []
-
-        return [self.blocks.allocate() for _ in range(count)]
-
     def cached_prefix(self, sequence: ServingSequence) -> list[int]:
         """Cached blocks of the sequence's beginning; its last token is always computed."""
-        if not self.prefix_caching or sequence.request.prompt_logprobs is not None:
+        if not self.prefix_caching or sequence.scores_prompt:
             return []
 
         token_ids = sequence.token_ids
@@ -271,21 +232,14 @@ class Scheduler:
 
     def allocate_blocks(self, sequence: ServingSequence, count: int) -> bool:
         """Make room for `count` more positions; False if the sequence itself was preempted."""
-        blocks = self.blocks
-        if sequence.search is not None and sequence.search.blocks is not None:
-            blocks = sequence.search.blocks
-
-        needed = 0
-        if self.state_blocks is None:
-            needed = blocks_for(sequence.computed + count)
-
-        while sequence.slot is not None and len(sequence.block_table) < needed:
+        needed = self.blocks_needed(sequence, sequence.computed + count)
+        while sequence.pool is not None and len(sequence.block_table) < needed:
             try:
-                sequence.block_table.append(blocks.allocate())
+                sequence.block_table.append(sequence.pool.allocate())
             except OutOfBlocks:
                 self.preempt_last()
 
-        return sequence.slot is not None and not sequence.finished
+        return sequence.pool is not None
 
     def preempt_last(self) -> None:
         """Preempt the sequence that arrived last, unless one that just finished freed a block."""
@@ -293,36 +247,29 @@ class Scheduler:
         if self.blocks.free:
             return
 
-        last = next(sequence for sequence in reversed(self.running) if sequence.search is None)
+        last = next(other for other in reversed(self.running) if other.pool is self.blocks)
         self.preempted += 1
         self.remove(last)
-        last.reset()
+        last.change_status(SequenceStatus.WAITING)
         self.waiting.appendleft(last)
 
-    def fork(
-        self, beam: ServingSequence, search: BeamSearchState
-    ) -> tuple[ServingSequence, list[tuple[int, int]]]:
+    def fork(self, beam: ServingSequence) -> tuple[ServingSequence, list[tuple[int, int]]]:
         """A second sequence that continues a beam, and the blocks to copy as (from, to).
 
         Full blocks are shared; only the last, partly filled one is copied.
         """
-        assert search.blocks is not None
+        assert beam.pool is not None
         twin = beam.fork()
-        twin.slot = search.slots.pop()
-        copies: list[tuple[int, int]] = []
-
-        if self.state_blocks is None:
-            full = beam.computed // BLOCK_SIZE
-            twin.source_block_table = beam.source_block_table
-            for block in beam.block_table[:full]:
-                twin.block_table.append(search.blocks.share(block))
-
-            for block in beam.block_table[full:]:
-                copy = search.blocks.allocate()
-                twin.block_table.append(copy)
-                copies.append((block, copy))
-
+        twin.slot = beam.pool.slots.pop()
+        twin.source_block_table = [self.blocks.share(block) for block in beam.source_block_table]
         self.running.insert(self.running.index(beam) + 1, twin)
+
+        full = beam.computed // BLOCK_SIZE
+        twin.block_table = [beam.pool.share(block) for block in beam.block_table[:full]]
+        copies: list[tuple[int, int]] = []
+        for block in beam.block_table[full:]:
+            twin.block_table.append(beam.pool.allocate())
+            copies.append((block, twin.block_table[-1]))
 
         return twin, copies
 
@@ -332,25 +279,35 @@ class Scheduler:
         """All running and waiting sequences."""
         return [*self.running, *self.waiting]
 
+    def finish(self, sequence: ServingSequence) -> None:
+        """Finish a sequence, wherever it is."""
+        sequence.change_status(SequenceStatus.FINISHED)
+        if sequence.pool is None:
+            self.waiting.remove(sequence)
+        else:
+            self.remove(sequence)
+
     def remove(self, sequence: ServingSequence) -> None:
-        """Free the slot and the blocks of a sequence; those of all beams, if it is one."""
-        if sequence.slot is not None and sequence.search is not None:
-            self.remove_search(sequence.search)
-
-        if sequence.slot is None:
-            return
-
+        """Free the slot and the blocks of a sequence that runs; a search's with its last beam."""
+        pool = sequence.pool
+        assert pool is not None
+        assert sequence.slot is not None
         self.cache_prefix(sequence)
-        self.blocks.release(sequence.block_table + sequence.source_block_table)
-        self.slots.append(sequence.slot)
+        pool.release(sequence.block_table)
+        pool.slots.append(sequence.slot)
+        self.blocks.release(sequence.source_block_table)
         self.running.remove(sequence)
         sequence.block_table = []
         sequence.source_block_table = []
         sequence.slot = None
+        sequence.pool = None
+
+        if pool is not self.blocks and all(other.pool is not pool for other in self.running):
+            self.blocks.take_back(pool)
 
     def cache_prefix(self, sequence: ServingSequence) -> None:
         """Register the computed blocks of a sequence for prefix caching."""
-        if not self.prefix_caching or sequence.search is not None:
+        if not self.prefix_caching or sequence.pool is not self.blocks:
             return
 
         # A token that only the device has cannot be looked up.
@@ -358,29 +315,3 @@ class Scheduler:
         self.blocks.cache_prefix(
             sequence.prefix_key, sequence.token_ids[:known], sequence.block_table
         )
-
-    def prune(self, beam: ServingSequence, search: BeamSearchState) -> None:
-        """Return the slot and blocks of a dropped beam to its search."""
-        assert search.blocks is not None
-        if beam.slot is None:
-            return
-
-        search.blocks.release(beam.block_table)
-        search.slots.append(beam.slot)
-        self.running.remove(beam)
-        beam.block_table = []
-        beam.slot = None
-
-    def remove_search(self, search: BeamSearchState) -> None:
-        """Free everything that a beam search reserved."""
-        assert search.blocks is not None
-        # Not search.beams: a fork that has just been created is not listed there yet.
-        beams = [sequence for sequence in self.running if sequence.search is search]
-        for beam in beams:
-            self.prune(beam, search)
-
-        self.blocks.release([*search.blocks.ref_counts, *beams[0].source_block_table])
-        self.slots += search.slots
-        search.beams = []
-        search.slots = []
-        search.blocks = None

@@ -10,10 +10,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
-from qkv.models import GPT, RNN
+from qkv.models.model import Model
+from qkv.serving.engine.runner import Runner
 from qkv.serving.engine.scheduler import ScheduledStep
 from qkv.serving.engine.sequence import ServingSequence
 
@@ -21,13 +22,11 @@ BLOCK_BYTES = 16384
 """States are counted in blocks of this size, so that the scheduler treats them as pages."""
 
 
-class StatefulRunner:
+class StatefulRunner(Runner):
     """Runs an RNN or a Transformer-XL, one sequence at a time."""
 
-    def __init__(self, model: GPT | RNN, cache_bytes: int, max_sequences: int) -> None:
-        self.model = model
-        self.device = next(model.parameters()).device
-        self.depth: int = model.config.depth
+    def __init__(self, model: Model, cache_bytes: int) -> None:
+        super().__init__(model)
         self.blocks = cache_bytes // BLOCK_BYTES
         if self.blocks < 2:
             raise ValueError(
@@ -35,52 +34,30 @@ class StatefulRunner:
             )
 
         self.nbytes = self.blocks * BLOCK_BYTES
-        self.chunk_multiple = 1
-        if isinstance(model, GPT):
-            self.chunk_multiple = model.config.context  # one segment, as in training
+        if not model.has_source:
+            self.chunk_multiple = self.model.config.context  # one segment, as in training
 
     def state_blocks(self, sequence: ServingSequence) -> int:
         """Number of blocks that the state of a sequence counts for."""
-        config: Any = self.model.config
-        if isinstance(self.model, GPT):  # the memory and the current segment
-            numbers = config.depth * config.width * (config.memory + config.context)
-        else:
+        config = self.model.config
+        if self.model.has_source:
             numbers = config.width * (4 * config.depth + 2 * len(sequence.source or ()))
+        else:  # the memory and the current segment
+            numbers = config.depth * config.width * (config.memory + config.context)
 
-        return -(-numbers * next(self.model.parameters()).element_size() // BLOCK_BYTES)
-
-    def warm_up(self, max_sequences: int) -> None:
-        """Nothing to prepare."""
-
-    def decode_greedy(self, batch: ScheduledStep) -> None:
-        """None: the sampler chooses every token."""
-
-    def run(self, batch: ScheduledStep) -> Float[Tensor, "M V"]:
-        """Logits of the next token, one row for each of `batch.logit_rows`."""
-        return self.logits(batch, self.hidden(batch))
-
-    def logits(self, batch: ScheduledStep, hidden: Float[Tensor, "N E"]) -> Float[Tensor, "M V"]:
-        """Logits of the rows that are sampled."""
-        rows = torch.tensor(batch.logit_rows, dtype=torch.int64, device=self.device)
-        return self.model.logits(hidden[rows])
+        return -(-numbers * self.weight.element_size() // BLOCK_BYTES)
 
     def hidden(self, batch: ScheduledStep) -> Float[Tensor, "N E"]:
         """Hidden states of all new tokens, one sequence after the other.
 
-        States are only replaced once all sequences have run, so that a failed step changes nothing.
+        The states before are not changed, so that the engine can undo a failed step.
         """
         parts: list[Tensor] = []
-        states: list[Any] = []
-
         for sequence, count in batch.new_tokens:
-            state = self.state_of(sequence)
+            sequence.model_state = self.state_of(sequence)
             new_ids = sequence.token_ids[sequence.computed : sequence.computed + count]
             ids = torch.tensor([new_ids], device=self.device)
-            parts.append(self.model.decoder_hidden(ids, state=state)[0])
-            states.append(state)
-
-        for sequence, state in zip(batch.sequences, states, strict=True):
-            sequence.model_state = state
+            parts.append(self.model.decoder_hidden(ids, state=sequence.model_state)[0])
 
         return torch.cat(parts)
 
@@ -88,7 +65,7 @@ class StatefulRunner:
         """A copy of the sequence's state, or a new one."""
         if sequence.model_state is not None:
             return copied_state(sequence.model_state)
-        if isinstance(self.model, GPT):
+        if sequence.source is None:
             return self.model.start()
 
         return self.model.start(torch.tensor([sequence.source], device=self.device))
@@ -98,11 +75,6 @@ class StatefulRunner:
     ) -> None:
         """Give a forked beam the state of its origin; there are no blocks to copy."""
         twin.model_state = copied_state(beam.model_state)
-
-    def set_last_tokens(
-        self, sequences: Sequence[ServingSequence], token_ids: Int[Tensor, "M"]
-    ) -> None:
-        """Nothing to store: the host has every token before the next step."""
 
 
 def copied_state(state: Any) -> Any:

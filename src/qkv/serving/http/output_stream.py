@@ -1,26 +1,43 @@
-"""Output of the engine as async streams: chunks of one or several requests, and results of jobs."""
+"""Output of the engine: chunks of one or several requests, as choices, and results of jobs."""
 
 from __future__ import annotations
 
 import asyncio
 import time
+import uuid
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from starlette.requests import Request
+from starlette.responses import Response
 
+from qkv.generation.stop import Reason
 from qkv.serving.engine.generation_request import (
     TIMED_OUT,
     GenerationRequest,
     OutputChunk,
     RequestHandle,
     RequestRefused,
+    TokenLogprob,
 )
+from qkv.serving.http import token_json
+from qkv.serving.http.errors import Json
 from qkv.serving.http.prompt_validation import LARGE, host_of
+from qkv.serving.http.sse import DONE, EventStream, event, while_connected
 from qkv.serving.model_host import ModelHost
 from qkv.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
+FINISH_REASONS: dict[Reason | None, str] = {
+    "end": "stop",
+    "stop": "stop",
+    "length": "length",
+    "context": "length",
+    "deadline": "length",
+}
+"""OpenAI's `finish_reason`; the more specific one is sent beside it as `reason`."""
 GRACE = 0.2
 """Seconds after the deadline in which the engine may still send what it has."""
 
@@ -31,7 +48,6 @@ async def request_chunks(handle: RequestHandle) -> AsyncIterator[OutputChunk]:
     At the deadline the stream ends even if the engine is busy with something else. Raises
     RequestRefused if there is no token by then.
     """
-    assert isinstance(handle.request, GenerationRequest)
     chunks = aiter(handle)
     has_tokens = False
     unfinished = set(range(handle.request.samples))
@@ -80,53 +96,37 @@ async def merged_chunks(
         )
 
     handles: list[RequestHandle] = []
-    readers: list[asyncio.Task[None]] = []
+    reading: dict[asyncio.Task[OutputChunk], tuple[int, AsyncIterator[OutputChunk]]] = {}
+
+    def read_next(index: int, chunks: AsyncIterator[OutputChunk]) -> None:
+        reading[asyncio.ensure_future(anext(chunks))] = (index, chunks)
+
     try:
         for request in requests:
             handles.append(host.submit(name, request))
 
-        if len(handles) == 1:
+        if len(handles) == 1:  # without tasks, which cost time
             async for chunk in request_chunks(handles[0]):
                 yield 0, chunk
 
             return
 
-        # One reader per request fills a common queue
-        merged: asyncio.Queue[tuple[int, OutputChunk | Exception | None]] = asyncio.Queue()
         for index, handle in enumerate(handles):
-            readers.append(asyncio.create_task(read_into(merged, index, handle)))
+            read_next(index, request_chunks(handle))
 
-        open_requests = len(readers)
-        while open_requests:
-            index, update = await merged.get()
-            if isinstance(update, Exception):
-                raise update
-
-            if update is None:
-                open_requests -= 1
-            else:
-                yield index, update
+        while reading:
+            done, _ = await asyncio.wait(reading, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                index, chunks = reading.pop(task)
+                with suppress(StopAsyncIteration):
+                    yield index, task.result()
+                    read_next(index, chunks)
     finally:
         for handle in handles:
             handle.abort()
 
-        for reader in readers:
-            reader.cancel()
-
-
-async def read_into(
-    merged: asyncio.Queue[tuple[int, OutputChunk | Exception | None]],
-    index: int,
-    handle: RequestHandle,
-) -> None:
-    """Put all chunks of a request into a queue, then None, or the error that ended it."""
-    try:
-        async for chunk in request_chunks(handle):
-            merged.put_nowait((index, chunk))
-
-        merged.put_nowait((index, None))
-    except Exception as error:
-        merged.put_nowait((index, error))
+        for task in reading:
+            task.cancel()
 
 
 async def job_result(
@@ -150,3 +150,162 @@ async def write_out(size: int, work: Callable[..., T], *arguments: Any) -> T:
         return await asyncio.to_thread(work, *arguments)
 
     return work(*arguments)
+
+
+def token_usage(prompt: int, completion: int) -> dict[str, int]:
+    """OpenAI's `usage`."""
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+    }
+
+
+@dataclass
+class ChoiceState:
+    """The output of one choice so far."""
+
+    text: str = ""
+    tokens: list[TokenLogprob] = field(default_factory=list)
+    reason: Reason | None = None
+    score: float | None = None
+
+    def add(self, chunk: OutputChunk) -> None:
+        """Add the next chunk of the choice."""
+        self.text += chunk.text
+        self.tokens += chunk.tokens
+        self.reason = chunk.reason
+        self.score = chunk.score
+
+
+class ChoiceStream:
+    """Turns chunks of the engine into the choices of a completion or of a chat completion.
+
+    A format defines the names below, and how a choice writes its text and its logprobs.
+    """
+
+    prefix: str
+    """Of the id of a response."""
+    whole_object: str
+    event_object: str
+
+    def __init__(self, body: Any, tokenizer: Tokenizer, prompts: Sequence[list[int]]) -> None:
+        self.body = body
+        self.tokenizer = tokenizer
+        self.prompts = prompts
+        self.samples: int = body.n or 1
+        self.states = [ChoiceState() for _ in range(len(prompts) * self.samples)]
+        self.begun: set[int] = set()
+        """Choices that an event was sent of."""
+        self.generated = 0
+        self.head = {
+            "id": f"{self.prefix}-{uuid.uuid4().hex}",
+            "created": int(time.time()),
+            "model": body.model,
+        }
+
+    def message(self, text: str) -> dict[str, Any]:
+        """The text of a choice in a whole response."""
+        raise NotImplementedError
+
+    def delta(self, text: str, first: bool) -> dict[str, Any]:
+        """The text of a choice in an event, which may be its first."""
+        return self.message(text)
+
+    def logprobs(self, tokens: Sequence[TokenLogprob]) -> dict[str, Any] | None:
+        """The logprobs of a choice, if they were requested."""
+        raise NotImplementedError
+
+    async def response(self, request: Request, requests: Sequence[GenerationRequest]) -> Response:
+        """Submit one request per prompt, and answer with events or with a whole response."""
+        chunks = merged_chunks(host_of(request), self.body.model, requests)
+        if self.body.stream:
+            return EventStream(self.events(chunks))
+
+        return await while_connected(request.receive, self.whole(chunks))
+
+    async def whole(self, chunks: AsyncIterator[tuple[int, OutputChunk]]) -> Response:
+        """All choices as one response."""
+        received = [pair async for pair in chunks]
+        size = token_json.entries_in(chunk for _, chunk in received)
+        return await write_out(size, self.completion, received)
+
+    def completion(self, received: Sequence[tuple[int, OutputChunk]]) -> Response:
+        for number, chunk in received:
+            self.states[self.count(number, chunk)].add(chunk)
+
+        choices = []
+        for index, state in enumerate(self.states):
+            choices.append(self.choice(index, self.message(state.text), state.tokens, state.reason))
+
+        return Json(
+            {
+                **self.head,
+                "object": self.whole_object,
+                "choices": choices,
+                "usage": self.usage(),
+                **self.prompt_tokens(),
+            }
+        )
+
+    async def events(self, chunks: AsyncIterator[tuple[int, OutputChunk]]) -> AsyncIterator[bytes]:
+        """The choices as server-sent events."""
+        head = {**self.head, "object": self.event_object}
+        first = self.prompt_tokens()
+        try:
+            async for number, chunk in chunks:
+                choice = await write_out(
+                    token_json.entries_in([chunk]), self.event_choice, number, chunk
+                )
+                yield event({**head, "choices": [choice], **first})
+                first = {}
+
+            if self.body.include_usage:
+                yield event({**head, "choices": [], "usage": self.usage()})
+
+            yield DONE
+        finally:
+            await chunks.aclose()  # type: ignore[attr-defined]
+
+    def event_choice(self, number: int, chunk: OutputChunk) -> dict[str, Any]:
+        """A chunk of request `number` as the choice of an event."""
+        index = self.count(number, chunk)
+        delta = self.delta(chunk.text, index not in self.begun)
+        self.begun.add(index)
+        return self.choice(index, delta, chunk.tokens, chunk.reason)
+
+    def count(self, number: int, chunk: OutputChunk) -> int:
+        """Count the new tokens of a chunk of request `number`; returns the index of its choice."""
+        if not chunk.prompt:
+            self.generated += len(chunk.tokens)
+
+        return number * self.samples + chunk.sample
+
+    def choice(
+        self,
+        index: int,
+        text: dict[str, Any],
+        tokens: Sequence[TokenLogprob],
+        reason: Reason | None,
+    ) -> dict[str, Any]:
+        choice = {
+            "index": index,
+            **text,
+            "logprobs": self.logprobs(tokens),
+            "finish_reason": FINISH_REASONS.get(reason),
+            "reason": reason,
+        }
+        if self.body.tokens:
+            choice["tokens"] = token_json.scored_tokens(self.tokenizer, tokens)
+
+        return choice
+
+    def usage(self) -> dict[str, int]:
+        return token_usage(sum(map(len, self.prompts)), self.generated)
+
+    def prompt_tokens(self) -> dict[str, Any]:
+        """The tokens of the prompt, if the request asks for tokens."""
+        if not self.body.tokens:
+            return {}
+
+        return {"prompt_tokens": token_json.prompt_tokens(self.tokenizer, self.prompts[0])}

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from typing import Any
 
 from starlette.requests import Request
 
 from qkv.generation.sampling_params import SamplingParams
-from qkv.models import RNN, Transformer
-from qkv.models.model import Model, backbone_of
+from qkv.models.model import Model
+from qkv.models.sites import attention_sites
 from qkv.serving.engine.generation_request import GenerationRequest
 from qkv.serving.http.schema.openai_schema import GenerationFields, SamplingFields
 
@@ -17,24 +18,36 @@ MAX_LOGPROBS = 200_000
 """Tokens and alternatives in one response: about 20 MB of JSON."""
 
 
+def shared_fields(body: GenerationFields, model: Model, deadline: float) -> dict[str, Any]:
+    """The fields of the engine's requests that completions and chats have in common."""
+    return {
+        "sampling": sampling_params(body),
+        "stop": body.stops,
+        "samples": body.n or 1,
+        "seed": request_seed(body.seed),
+        "heads_off": parse_heads_off(model, body.heads_off),
+        "stream": bool(body.stream),
+        "deadline": deadline,
+    }
+
+
 def sampling_params(body: SamplingFields) -> SamplingParams:
     """The sampling parameters of a request; null means the default."""
-    temperature = 1.0 if body.temperature is None else body.temperature
-    top_p = None if body.top_p == 1.0 else body.top_p
-    min_p = body.min_p or None
-    if not isinstance(body, GenerationFields):
-        return SamplingParams(temperature=temperature, top_k=body.top_k, top_p=top_p, min_p=min_p)
+    penalties: dict[str, Any] = {}
+    if isinstance(body, GenerationFields):
+        penalties = {
+            "repetition": 1.0 if body.repetition_penalty is None else body.repetition_penalty,
+            "presence": body.presence_penalty or 0.0,
+            "frequency": body.frequency_penalty or 0.0,
+            "minimum": body.min_tokens or 0,
+        }
 
-    repetition = 1.0 if body.repetition_penalty is None else body.repetition_penalty
     return SamplingParams(
-        temperature=temperature,
+        temperature=1.0 if body.temperature is None else body.temperature,
         top_k=body.top_k,
-        top_p=top_p,
-        min_p=min_p,
-        repetition=repetition,
-        presence=body.presence_penalty or 0.0,
-        frequency=body.frequency_penalty or 0.0,
-        minimum=body.min_tokens or 0,
+        top_p=None if body.top_p == 1.0 else body.top_p,
+        min_p=body.min_p or None,
+        **penalties,
     )
 
 
@@ -57,47 +70,38 @@ def parse_heads_off(model: Model, names: Sequence[str]) -> tuple[tuple[int, int]
     if not names:
         return ()
 
-    backbone = backbone_of(model)
-    if isinstance(backbone, RNN):
+    if not model.stacks:
         raise ValueError("heads_off: an RNN has no heads; leave it out")
 
-    stack = backbone.decoder if isinstance(backbone, Transformer) else backbone.stack
-    depth = len(stack.blocks)
-    heads = backbone.config.heads
+    site = attention_sites(model)[-1]
     pairs: dict[tuple[int, int], None] = {}
-
     for name in names:
         layer, _, head = name.partition(".")
-        if int(layer) >= depth:
+        heads = range(site.heads) if head == "*" else [int(head)]
+        if int(layer) >= site.depth:
             raise ValueError(
-                f"heads_off: {name}: expected a layer of 0 to {depth - 1}, not {layer}"
+                f"heads_off: {name}: expected a layer of 0 to {site.depth - 1}, not {layer}"
             )
-        if head == "*":
-            for index in range(heads):
-                pairs[int(layer), index] = None
-        elif int(head) >= heads:
-            raise ValueError(f"heads_off: {name}: expected a head of 0 to {heads - 1}, not {head}")
-        else:
-            pairs[int(layer), int(head)] = None
+        if heads[-1] >= site.heads:
+            raise ValueError(
+                f"heads_off: {name}: expected a head of 0 to {site.heads - 1}, not {head}"
+            )
+
+        pairs |= dict.fromkeys((int(layer), index) for index in heads)
 
     return tuple(pairs)
 
 
-def logprob_entries(request: GenerationRequest) -> int:
-    """Upper bound on logprob entries in the response; with echo, samples repeat the prompt's."""
-    if request.logprobs is None:
-        return 0
-
-    entries = request.max_tokens * (request.logprobs + 1)
-    if request.prompt_logprobs is not None:
-        entries += len(request.prompt) * (request.prompt_logprobs + 1)
-
-    return request.samples * entries
-
-
 def check_logprob_entries(requests: Sequence[GenerationRequest]) -> None:
     """Raise ValueError if the logprobs of a response could be too many to send."""
-    entries = sum(map(logprob_entries, requests))
+    entries = 0
+    for request in requests:
+        if request.logprobs is not None:
+            entries += request.samples * request.max_tokens * (request.logprobs + 1)
+
+        if request.prompt_logprobs is not None:  # every sample repeats them
+            entries += request.samples * len(request.prompt) * (request.prompt_logprobs + 1)
+
     if entries > MAX_LOGPROBS:
         raise ValueError(
             f"logprobs: the response could have {entries:,} tokens and alternatives, more than "

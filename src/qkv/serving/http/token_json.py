@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 import math
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
@@ -16,86 +15,41 @@ ZERO_LOGPROB = -9999.0
 """OpenAI's logarithm of a probability of 0: JSON has no infinity."""
 
 
-class TokenStream:
-    """The tokens of one text, each with the characters that it completes."""
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self.tokenizer = tokenizer
-        self.stream = IncrementalDetokenizer(tokenizer)
-        self.offset = 0
-        """Characters so far; only `text_offset` advances it."""
-
-    def token(self, id: int) -> dict[str, Any]:
-        """A token, with the characters that it adds to the text."""
-        return {"id": id, "text": self.stream.add(id), "token": spelling(self.tokenizer, id)}
-
-    def scored_tokens(self, tokens: Iterable[TokenLogprob]) -> list[dict[str, Any]]:
-        """Tokens in qkv's format, with logprobs and alternatives."""
-        items = []
-        for token in tokens:
-            alternatives = []
-            for other in token.alternatives:
-                alternatives.append(
-                    {**single_token(self.tokenizer, other.id), **probabilities(other)}
-                )
-
-            items.append(
-                {
-                    **self.token(token.id),
-                    "logprob": finite(token.logprob),
-                    "alternatives": alternatives,
-                }
-            )
-
-        return items
-
-    def text_offset(self, id: int) -> int:
-        """Add a token, and return the offset of its first character in the text.
-
-        That is where the token before it ended, or inside a character that both share. Bytes before
-        it that turn out to be invalid are one replacement character, which stands between them.
-        """
-        stream = self.stream
-        offset = self.offset
-        pending = stream.utf8_decoder.getstate()[0]
-        if pending:
-            try:
-                codecs.utf_8_decode(
-                    pending + bytes(token_bytes(self.tokenizer, id)), "strict", False
-                )
-            except UnicodeDecodeError as error:
-                offset += error.start == 0
-        elif stream.pending and not BYTE_TOKEN.fullmatch(spelling(self.tokenizer, id)):
-            decode = self.tokenizer.decode
-            offset += len(decode(stream.last_ids + stream.pending)) - len(decode(stream.last_ids))
-
-        self.offset += len(stream.add(id))
-
-        return offset
-
-
 def entries_in(chunks: Iterable[OutputChunk]) -> int:
     """Number of tokens and alternatives."""
-    entries = 0
-    for chunk in chunks:
-        for token in chunk.tokens:
-            entries += 1 + len(token.alternatives)
-
-    return entries
-
-
-def probabilities(alternative: Alternative) -> dict[str, float]:
-    """The logprob and the sampling probability of a token."""
-    return {
-        "logprob": finite(alternative.logprob) or 0.0,
-        "probability": alternative.probability,
-    }
+    return sum(1 + len(token.alternatives) for chunk in chunks for token in chunk.tokens)
 
 
 def prompt_tokens(tokenizer: Tokenizer, ids: Sequence[int]) -> list[dict[str, Any]]:
-    """The tokens of a prompt in qkv's format."""
-    stream = TokenStream(tokenizer)
-    return [stream.token(id) for id in ids]
+    """The tokens of a prompt in qkv's format, each with the characters that it completes."""
+    detokenizer = IncrementalDetokenizer(tokenizer)
+    return [named_token(tokenizer, id, detokenizer.add(id)) for id in ids]
+
+
+def named_token(tokenizer: Tokenizer, id: int, text: str) -> dict[str, Any]:
+    """A token in qkv's format, without logprobs."""
+    return {"id": id, "text": text, "token": spelling(tokenizer, id)}
+
+
+def scored_tokens(tokenizer: Tokenizer, tokens: Iterable[TokenLogprob]) -> list[dict[str, Any]]:
+    """Tokens in qkv's format, with logprobs and alternatives."""
+    items = []
+    for token in tokens:
+        item = named_token(tokenizer, token.id, token.text)
+        item["logprob"] = finite(token.logprob)
+        item["alternatives"] = [likely_token(tokenizer, other) for other in token.alternatives]
+        items.append(item)
+
+    return items
+
+
+def likely_token(tokenizer: Tokenizer, alternative: Alternative) -> dict[str, Any]:
+    """A candidate for the next token, with its logprob and its sampling probability."""
+    return {
+        **named_token(tokenizer, alternative.id, token_text(tokenizer, alternative.id)),
+        "logprob": finite(alternative.logprob) or 0.0,
+        "probability": alternative.probability,
+    }
 
 
 def finite(logprob: float | None) -> float | None:
@@ -104,12 +58,6 @@ def finite(logprob: float | None) -> float | None:
         return logprob
 
     return ZERO_LOGPROB
-
-
-@lru_cache(maxsize=65536)
-def single_token(tokenizer: Tokenizer, id: int) -> dict[str, Any]:
-    """A token as it would continue a text."""
-    return {"id": id, "text": token_text(tokenizer, id), "token": spelling(tokenizer, id)}
 
 
 @lru_cache(maxsize=65536)
@@ -161,9 +109,9 @@ def openai_text(tokenizer: Tokenizer, id: int) -> str:
 
 
 def completion_logprobs(
-    tokenizer: Tokenizer, tokens: Sequence[TokenLogprob], top: int, stream: TokenStream
+    tokenizer: Tokenizer, tokens: Sequence[TokenLogprob], top: int
 ) -> dict[str, Any]:
-    """The `logprobs` of a completion; `stream` counts the offsets of the choice's text."""
+    """The `logprobs` of a completion."""
     top_logprobs: list[dict[str, float | None] | None] = []
     for token in tokens:
         if token.logprob is None:
@@ -180,7 +128,7 @@ def completion_logprobs(
         "tokens": [openai_text(tokenizer, token.id) for token in tokens],
         "token_logprobs": [finite(token.logprob) for token in tokens],
         "top_logprobs": top_logprobs if top else None,
-        "text_offset": [stream.text_offset(token.id) for token in tokens],
+        "text_offset": [token.offset for token in tokens],
     }
 
 

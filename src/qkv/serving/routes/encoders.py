@@ -24,11 +24,12 @@ from qkv.insight.inspect.model_input import frame_tokens
 from qkv.models import BERT, TaskModel
 from qkv.models.heads import pooled
 from qkv.models.model import Model, backbone_of
+from qkv.serving.engine.admission import check_ids
 from qkv.serving.http import token_json
 from qkv.serving.http.errors import Json
 from qkv.serving.http.output_stream import job_result, write_out
 from qkv.serving.http.params import request_deadline
-from qkv.serving.http.prompt_validation import check_family, check_ids, prepare, ready_model
+from qkv.serving.http.prompt_validation import check_family, prepare, ready_model
 from qkv.serving.http.schema.native_schema import ClassifyRequest, FillRequest
 from qkv.serving.http.schema.openai_schema import EmbeddingRequest
 from qkv.serving.http.schema.openapi import documented

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import AsyncIterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,18 +16,17 @@ from qkv.generation.search.search_loop import rounded
 from qkv.generation.translate import SIMILAR, in_one_line, room_for, source_ids
 from qkv.insight.inspect.alignment import alignment
 from qkv.insight.inspect.whole_words import join_words, whole_words
-from qkv.models import RNN, Transformer
+from qkv.models.sites import attends
+from qkv.serving.engine.admission import MAX_SEQUENCE
 from qkv.serving.engine.generation_request import GenerationRequest, OutputChunk
 from qkv.serving.http.errors import Json
-from qkv.serving.http.output_stream import job_result, merged_chunks
+from qkv.serving.http.output_stream import ChoiceState, job_result, merged_chunks, token_usage
 from qkv.serving.http.params import parse_heads_off, request_deadline, request_seed
-from qkv.serving.http.prompt_validation import check_family, host_of, prepare, ready_model
+from qkv.serving.http.prompt_validation import check_can, host_of, prepare, ready_model
 from qkv.serving.http.schema.native_schema import TranslateRequest
-from qkv.serving.http.schema.openai_schema import MAX_SEQUENCE
 from qkv.serving.http.schema.openapi import STREAMED, documented
 from qkv.serving.http.schema.response_schema import TranslateReply
 from qkv.serving.http.sse import DONE, EventStream, event, while_connected
-from qkv.serving.routes.completions import token_usage
 from qkv.text.tokenizer import Tokenizer
 
 router = APIRouter(tags=["qkv"])
@@ -39,12 +39,12 @@ async def translate(body: TranslateRequest, request: Request) -> Response:
     """Translate texts, one sentence each."""
     entry, model, tokenizer = ready_model(request, body.model)
     deadline = request_deadline(request, body.timeout)
-    check_family(model, body.model, (Transformer, RNN), "does not translate")
+    check_can(model, body.model, model.has_source, "does not translate")
     if tokenizer.start is None or tokenizer.end is None:
         raise ValueError(
             "model: its tokenizer has no start or no end token, so it cannot translate"
         )
-    if body.alignment and isinstance(model, RNN) and model.config.attention == "none":
+    if body.alignment and not attends(model):
         raise ValueError("alignment: this RNN has no attention; leave it out")
 
     size = sum(map(len, body.texts))
@@ -57,114 +57,85 @@ async def translate(body: TranslateRequest, request: Request) -> Response:
             f"text: expected sentences of {MAX_SOURCE:,} tokens or fewer, not {longest:,}"
         )
 
-    reply = TranslationStream(body, request, model, tokenizer, sources, deadline)
+    requests = generation_requests(body, model, tokenizer, sources, deadline)
+    chunks = merged_chunks(host_of(request), body.model, requests)
+    reply = TranslationStream(body, request, sources, deadline)
     if body.stream:
-        return EventStream(reply.events())
+        return EventStream(reply.events(chunks))
 
-    return Json(await while_connected(request.receive, reply.whole()))
-
-
-class TranslationState:
-    """One translation so far."""
-
-    def __init__(self) -> None:
-        self.text = ""
-        self.ids: list[int] = []
-        self.score: float | None = None
+    return Json(await while_connected(request.receive, reply.whole(chunks)))
 
 
-class TranslationStream:
-    """Turns chunks of the engine into translations."""
+def generation_requests(
+    body: TranslateRequest,
+    model: Any,
+    tokenizer: Tokenizer,
+    sources: list[list[int]],
+    deadline: float,
+) -> list[GenerationRequest]:
+    """The engine's requests, one for each text that is not empty."""
+    heads_off = parse_heads_off(model, body.heads_off)
+    assert tokenizer.start is not None
+    assert tokenizer.end is not None
+    forbidden: tuple[int, ...] = ()
+    if tokenizer.start != tokenizer.end:
+        forbidden = (tokenizer.start,)  # it is never part of a translation
 
-    def __init__(
-        self,
-        body: TranslateRequest,
-        request: Request,
-        model: Any,
-        tokenizer: Tokenizer,
-        sources: list[list[int]],
-        deadline: float,
-    ) -> None:
-        self.body = body
-        self.request = request
-        self.model = model
-        self.tokenizer = tokenizer
-        self.sources = sources
-        self.deadline = deadline
-        self.states: list[list[TranslationState]] = []
-        """Translations of each text."""
-        self.requests: list[GenerationRequest] = []
-        self.requested: list[int] = []
-        """Index of the text of each request; an empty text needs none."""
-
-        heads_off = parse_heads_off(model, body.heads_off)
-        for index, source in enumerate(sources):
-            if source:
-                self.states.append([TranslationState() for _ in range(body.n_best)])
-                self.requests.append(self.generation_request(source, heads_off))
-                self.requested.append(index)
-            else:
-                self.states.append([TranslationState()])
-
-    def generation_request(
-        self, source: list[int], heads_off: tuple[tuple[int, int], ...]
-    ) -> GenerationRequest:
-        """The engine's request for one text."""
-        body = self.body
-        assert self.tokenizer.end is not None
+    requests: list[GenerationRequest] = []
+    for source in filter(None, sources):
         wanted = 2 * rounded(len(source), SIMILAR) + SIMILAR
         if body.max_tokens is not None:
             wanted = min(body.max_tokens, MAX_SEQUENCE)
 
-        return GenerationRequest(
+        generation = GenerationRequest(
             prompt=source,
-            max_tokens=room_for([self.model], wanted),
-            sampling=SamplingParams(temperature=body.temperature, forbidden=self.forbidden_ids()),
-            end_ids=(self.tokenizer.end,),
+            max_tokens=room_for([model], wanted),
+            sampling=SamplingParams(temperature=body.temperature, forbidden=forbidden),
+            end_ids=(tokenizer.end,),
             samples=body.n_best,
             seed=request_seed(body.seed),
             beams=body.beams,
             length_penalty=body.length_penalty,
             heads_off=heads_off,
             stream=body.stream,
-            deadline=self.deadline,
+            deadline=deadline,
         )
+        requests.append(generation)
 
-    def forbidden_ids(self) -> tuple[int, ...]:
-        """The start token, unless it is also the end: it is never part of a translation."""
-        start = self.tokenizer.start
-        if start is None or start == self.tokenizer.end:
-            return ()
+    return requests
 
-        return (start,)
 
-    async def chunks(self) -> AsyncIterator[OutputChunk]:
-        """Chunks of all translations, which are added to their states."""
-        if not self.requests:
-            return
+class TranslationStream:
+    """Turns chunks of the engine into translations."""
 
-        merged = merged_chunks(host_of(self.request), self.body.model, self.requests)
-        async for number, chunk in merged:
-            state = self.states[self.requested[number]][chunk.sample]
-            state.text += chunk.text
-            state.ids += [token.id for token in chunk.tokens]
-            if chunk.score is not None and math.isfinite(chunk.score):
-                state.score = chunk.score
+    def __init__(
+        self, body: TranslateRequest, request: Request, sources: list[list[int]], deadline: float
+    ) -> None:
+        self.body = body
+        self.request = request
+        self.sources = sources
+        self.deadline = deadline
+        self.states: list[list[ChoiceState]] = []
+        """Translations of each text."""
+        for source in sources:
+            self.states.append([ChoiceState() for _ in range(body.n_best if source else 1)])
 
-            yield chunk
+        pairs = zip(sources, self.states, strict=True)
+        self.requested = [states for source, states in pairs if source]
+        """Translations of each request."""
 
-    async def whole(self) -> dict[str, Any]:
+    async def whole(self, chunks: AsyncIterator[tuple[int, OutputChunk]]) -> dict[str, Any]:
         """All translations as one response."""
-        async for _ in self.chunks():
-            pass
+        async for number, chunk in chunks:
+            self.requested[number][chunk.sample].add(chunk)
 
         return await self.reply()
 
-    async def events(self) -> AsyncIterator[bytes]:
+    async def events(self, chunks: AsyncIterator[tuple[int, OutputChunk]]) -> AsyncIterator[bytes]:
         """The text as it is generated, then the whole response."""
-        chunks = self.chunks()
         try:
-            async for chunk in chunks:
+            async for number, chunk in chunks:
+                self.requested[number][chunk.sample].add(chunk)
                 yield event({"text": chunk.text})
 
             yield event(await self.reply())
@@ -178,8 +149,8 @@ class TranslationStream:
         for states in self.states:
             items = []
             for state in states:
-                generated += len(state.ids)
-                items.append({"text": in_one_line(state.text), "score": state.score})
+                generated += len(state.tokens)
+                items.append({"text": in_one_line(state.text), "score": finite_score(state)})
 
             translations.append(items)
 
@@ -190,19 +161,25 @@ class TranslationStream:
         if self.body.alignment:
             reply["alignment"] = []
             for source, states in zip(self.sources, self.states, strict=True):
-                reply["alignment"].append(await self.alignment(source, states[0].ids))
+                target = [token.id for token in states[0].tokens]
+                work = partial(word_alignment, source, target)
+                reply["alignment"].append(
+                    await job_result(self.request, self.body.model, work, self.deadline)
+                )
 
         return reply
 
-    async def alignment(self, source: list[int], target: list[int]) -> dict[str, Any]:
-        def work(model: Any, tokenizer: Tokenizer) -> dict[str, Any]:
-            return word_alignment(model, tokenizer, source, target)
 
-        return await job_result(self.request, self.body.model, work, self.deadline)
+def finite_score(state: ChoiceState) -> float | None:
+    """The score of a translation; None if it has none, or if its search found too few."""
+    if state.score is None or not math.isfinite(state.score):
+        return None
+
+    return state.score
 
 
 def word_alignment(
-    model: Transformer | RNN, tokenizer: Tokenizer, source: Sequence[int], target: Sequence[int]
+    source: Sequence[int], target: Sequence[int], model: Any, tokenizer: Tokenizer
 ) -> dict[str, Any]:
     """Attention between whole words; the end of the source counts as a word."""
     source_words = whole_words(tokenizer, source)

@@ -6,6 +6,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from qkv.models import GPT
+from qkv.serving.engine.admission import check_ids
 from qkv.serving.engine.generation_request import GenerationRequest, TokenLogprob
 from qkv.serving.http import token_json
 from qkv.serving.http.errors import Json
@@ -13,10 +14,9 @@ from qkv.serving.http.output_stream import merged_chunks
 from qkv.serving.http.params import parse_heads_off, request_deadline, sampling_params
 from qkv.serving.http.prompt_validation import (
     check_family,
-    check_ids,
+    encode_prompt,
     host_of,
     prepare,
-    prompt_token_ids,
     ready_model,
 )
 from qkv.serving.http.schema.native_schema import NextRequest, TokenizeRequest
@@ -34,9 +34,7 @@ async def next_token(body: NextRequest, request: Request) -> Response:
     deadline = request_deadline(request, body.timeout)
     check_family(model, body.model, GPT, "does not continue a prompt")
     size = len(body.prompt)
-    ids = await prepare(
-        request, entry, deadline, size, prompt_token_ids, model, tokenizer, body.prompt
-    )
+    ids = await prepare(request, entry, deadline, size, encode_prompt, tokenizer, body.prompt)
     generation = GenerationRequest(
         prompt=ids,
         max_tokens=1,
@@ -56,11 +54,7 @@ async def next_token(body: NextRequest, request: Request) -> Response:
 
     (token,) = await while_connected(request.receive, generate())
 
-    tokens = []
-    for alternative in token.alternatives:
-        single = token_json.single_token(tokenizer, alternative.id)
-        tokens.append({**single, **token_json.probabilities(alternative)})
-
+    tokens = [token_json.likely_token(tokenizer, other) for other in token.alternatives]
     rest = 1 - sum(alternative.probability for alternative in token.alternatives)
 
     return Json({"tokens": tokens, "rest": min(max(rest, 0.0), 1.0)})

@@ -510,7 +510,7 @@ def test_a_beam_that_cannot_be_forked_ends_its_search_alone(
             failed += 1
     assert failed == 1
     assert steps.used == 0
-    assert len(steps.engine.scheduler.slots) == 12
+    assert len(steps.engine.scheduler.blocks.slots) == 12
 
 
 def test_a_beam_search_of_an_rnn_can_fill_the_cache() -> None:

@@ -56,7 +56,7 @@ def test_any_schedule(name: str, ahead: bool, schedule: int) -> None:
     assert steps.used == 0
     assert steps.engine.metrics()["preempted"] > 0 or name != "gpt", "no sequence was preempted"
     scheduler = steps.engine.scheduler
-    assert sorted(scheduler.slots) == list(range(scheduler.max_sequences))
+    assert sorted(scheduler.blocks.slots) == list(range(scheduler.max_sequences))
     for handle, fields in requests:
         if not handle.aborted:
             generated = steps.ids(handle)

@@ -275,14 +275,14 @@ def test_an_exception_in_one_request_does_not_affect_the_others(
     """One stream fails and ends with an error event; the other one is complete."""
     from qkv.serving.routes import completions
 
-    real = completions.CompletionStream.choice
+    real = completions.CompletionStream.event_choice
 
     def broken(self: Any, index: int, chunk: Any) -> Any:
         if self.body.user == "broken" and self.generated > 2:
             raise RuntimeError("an unexpected error")
         return real(self, index, chunk)
 
-    monkeypatch.setattr(completions.CompletionStream, "choice", broken)
+    monkeypatch.setattr(completions.CompletionStream, "event_choice", broken)
     body = {
         "model": "long",
         "prompt": "the cat",

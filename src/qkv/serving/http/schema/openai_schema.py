@@ -17,8 +17,6 @@ MAX_TEXTS = 128
 MAX_TOKENS = 1_000_000
 """Value of max_tokens; the model's context is usually the smaller limit."""
 MAX_FIELDS = 64
-MAX_SEQUENCE = 65_536
-"""Tokens of a prompt, or of an output, in a model without a context limit."""
 UNSUPPORTED = "not supported; remove it"
 
 ModelName = Annotated[
