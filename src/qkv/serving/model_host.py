@@ -27,6 +27,7 @@ from qkv.serving.engine.generation_request import (
 from qkv.serving.error_log import as_exception, log_unexpected, stack_of
 from qkv.serving.fair_shares import FairShares
 from qkv.serving.preparation import PreparationPool
+from qkv.serving.timings import EngineTimings
 from qkv.text.tokenizer import Tokenizer
 
 log = logging.getLogger("qkv.serving")
@@ -112,6 +113,7 @@ class ModelHost:
         self.tokens = tokens
         self.entries: dict[str, ModelEntry] = {}
         self.shares = FairShares()
+        self.timings = EngineTimings()
         self.closed = False
         self.wake = threading.Condition()
         self.arrived: list[tuple[ModelEntry, RequestHandle]] = []
@@ -195,6 +197,7 @@ class ModelHost:
             if self.failure is not None:  # in the meantime
                 raise RequestRefused(503, ENGINE_FAILED)
 
+            self.timings.accept(name, handle)
             self.arrived.append((entry, handle))
             self.wake.notify()
 
@@ -324,7 +327,13 @@ class ModelHost:
         self.attempt(entry, lambda engine: engine.catch_up(others=others))
 
     def step(self, entry: ModelEntry, *, short: bool = False) -> bool:
-        return self.attempt(entry, lambda engine: engine.step(short=short))
+        def work(engine: Engine) -> bool:
+            self.timings.begin_step()
+            worked = engine.step(short=short)
+            self.timings.end_step(entry.name, engine.sequences())
+            return worked
+
+        return self.attempt(entry, work)
 
     def attempt(self, entry: ModelEntry, work: Callable[[Engine], bool]) -> bool:
         """Run work of one engine and count its time; its errors end this model only."""
@@ -359,6 +368,7 @@ class ModelHost:
 
     def emit(self, handle: RequestHandle, update: Update) -> None:
         """Put an update into the outbox."""
+        self.timings.emit(handle, update)
         self.outbox.append((handle, update))
 
     def deliver(self) -> None:

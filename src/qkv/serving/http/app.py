@@ -8,7 +8,7 @@ from fastapi import FastAPI
 
 from qkv.serving.http import errors
 from qkv.serving.http.middleware import AccessRules, RequestMiddleware
-from qkv.serving.http.prometheus import ServerCounters
+from qkv.serving.http.prometheus import ServerMetrics
 from qkv.serving.http.schema.openapi import describe
 from qkv.serving.model_host import ModelHost
 from qkv.serving.routes import (
@@ -57,7 +57,7 @@ def create_app(host: ModelHost, rules: AccessRules | None = None) -> RequestMidd
     errors.add_exception_handlers(app)
     describe(app)
 
-    middleware = RequestMiddleware(app, rules, ServerCounters())
+    middleware = RequestMiddleware(app, rules, ServerMetrics(host))
     app.state.host = host
     app.state.rules = rules
     app.state.middleware = middleware

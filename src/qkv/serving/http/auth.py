@@ -18,14 +18,6 @@ def bearer_key(headers: Mapping[str, str]) -> str:
     return key.strip() if scheme.lower() == "bearer" else ""
 
 
-def host_name(host: str) -> str:
-    """The name in a Host header, without the port."""
-    if host.startswith("["):
-        return host[: host.find("]") + 1].lower()
-
-    return host.partition(":")[0].lower()
-
-
 def is_own_origin(origin: str, host: str) -> bool:
     """Whether a page of this server sends the request; a proxy in front may use https."""
     try:

@@ -11,7 +11,9 @@ import logging
 import socket
 import threading
 from collections.abc import Callable
+from functools import partial
 from types import FrameType
+from typing import Any
 
 import uvicorn
 
@@ -29,7 +31,11 @@ class Server(uvicorn.Server):
     """Runs the application, and drains it when it is asked to stop."""
 
     def __init__(
-        self, app: RequestMiddleware, drain: float, at_once: Callable[[], None] | None = None
+        self,
+        app: RequestMiddleware,
+        drain: float,
+        at_once: Callable[[], None] | None = None,
+        **options: Any,
     ) -> None:
         """Create a server.
 
@@ -38,6 +44,7 @@ class Server(uvicorn.Server):
             drain: Seconds that running requests have after the first signal.
             at_once: Ends the process, because returning normally would wait for threads that
                 still work. Called after the second signal, and if draining takes too long.
+            options: Further options of `uvicorn.Config`, such as http="h11".
         """
         # No access log: the middleware writes one, without queries.
         config = uvicorn.Config(
@@ -47,10 +54,10 @@ class Server(uvicorn.Server):
             log_config=None,
             timeout_graceful_shutdown=1,
             backlog=BACKLOG,
-            http=Connection,
             ws="none",
             lifespan="off",
             timeout_keep_alive=30,
+            **options,
         )
         super().__init__(config)
         self.app = app
@@ -70,6 +77,11 @@ class Server(uvicorn.Server):
         await super().serve(sockets)
         if self.force_exit and self.at_once is not None:
             self.at_once()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        protocol = self.config.http_protocol_class
+        self.config.http_protocol_class = partial(Connection, protocol)  # type: ignore[assignment]
+        await super().startup(sockets)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self.app.draining = True  # cancelled requests get a 503

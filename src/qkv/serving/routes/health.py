@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fastapi import APIRouter, Path, Request
+from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from starlette.responses import PlainTextResponse, Response
 
 from qkv.generation.generate import context_limit
@@ -13,7 +14,6 @@ from qkv.models import BERT, GPT, RNN, TaskModel, Transformer
 from qkv.models.model import Model, backbone_of
 from qkv.serving.engine.generation_request import RequestRefused
 from qkv.serving.http.errors import Json
-from qkv.serving.http.prometheus import prometheus
 from qkv.serving.http.prompt_validation import host_of
 from qkv.serving.http.schema.openapi import Responses, refusals
 from qkv.serving.http.schema.response_schema import Health, ModelList, ServedModel
@@ -81,9 +81,8 @@ def server_status(host: ModelHost, *, draining: bool) -> str:
 )
 async def metrics(request: Request) -> Response:
     """Metrics of the server for Prometheus."""
-    middleware = request.app.state.middleware
-    text = prometheus(middleware.counters, len(middleware.running), host_of(request).entries)
-    return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
+    metrics = request.app.state.middleware.metrics
+    return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
 
 @router.get("/v1/models", responses=MODEL_LIST | refusals(400, 401, 403, 413, 429, 500, 503))
