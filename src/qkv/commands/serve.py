@@ -19,7 +19,7 @@ from rich.text import Text
 from qkv import artifact
 from qkv.command_line.model_opening import Machine, device_of, load_on_device
 from qkv.models.model import Model
-from qkv.serving.addresses import EVERY_ADDRESS, check_origins, host_names, page_address
+from qkv.serving.addresses import EVERY_ADDRESS
 from qkv.text import Tokenizer
 
 if TYPE_CHECKING:
@@ -77,24 +77,28 @@ def run(
     """
     check_numbers(cache, rows, queue, deadline, drain, port)
     keys = read_keys(key, key_file)
-    names = host_names(host, has_keys=bool(keys), open_to_all=open_to_all)
-    check_origins(cors)
     device_of(machine)
     loads: dict[str, Load] = {}
     for name, path in named_paths(models).items():
         loads[name] = loader(path, machine)
 
-    from qkv.serving.http.app import create_app
-    from qkv.serving.http.middleware import AccessRules
-    from qkv.serving.http.server import Server, bind_socket
-    from qkv.serving.model_host import ModelHost
-    from qkv.serving.serve import GIB, LAST_STEP, SWITCH_INTERVAL
+    from qkv.serving.serve import ModelServer
 
-    rules = AccessRules(keys=keys, names=names, cors=cors, deadline=deadline)
-    engine = ModelHost(cache=int(cache * GIB), rows=rows, queue=queue)
-    application = create_app(engine, rules)
-    listening = bind_socket(host, port)
+    server = ModelServer(
+        host,
+        port,
+        cache=cache,
+        rows=rows,
+        queue=queue,
+        deadline=deadline,
+        drain=drain,
+        keys=keys,
+        open_to_all=open_to_all,
+        cors=cors,
+    )
+    engine = server.models
     console = Console(stderr=True)
+    server.at_once = lambda: end_early(console, engine, signalled=server.force_exit)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
 
@@ -104,23 +108,16 @@ def run(
         arguments = (engine.entries[name], engine, console)
         threading.Thread(target=announce, args=arguments, daemon=True).start()
 
-    engine.start()
-    welcome(console, host, listening.getsockname()[1], list(loads), bool(keys))
+    welcome(console, server.address, list(loads), locked=bool(keys))
+    if host in EVERY_ADDRESS:
+        console.print("Others     at this machine's own address or name")
 
     raise_file_limit()
-    sys.setswitchinterval(SWITCH_INTERVAL)
-    server = Server(
-        application, drain, at_once=lambda: end_early(console, engine, signalled=server.force_exit)
-    )
-    engine.on_failure = server.stop
-    if not engine.alive:  # it failed before on_failure was set
-        server.stop()
-
-    server.run(sockets=[listening])
+    server.run()
     exit_if_failed(console, engine)
 
     with suppress(KeyboardInterrupt):  # a further signal: do not wait
-        engine.close(LAST_STEP)
+        server.close()
 
     leave(console, 0)
 
@@ -224,17 +221,14 @@ def loader(path: str, machine: Machine) -> Load:
 # Start
 
 
-def welcome(console: Console, host: str, port: int, names: list[str], locked: bool) -> None:
+def welcome(console: Console, address: str, names: list[str], *, locked: bool) -> None:
     """Print where the page and the API are."""
-    address = page_address(host, port)
     console.print(Text.assemble("The page   ", (f"{address}/", "bold cyan")), soft_wrap=True)
     console.print(Text.assemble("The API    ", (f"{address}/v1", "bold cyan")), soft_wrap=True)
     if locked:
         console.print("Keys       needed, for all but /health")
 
     console.print(Text(f"Loading    {', '.join(names)}"), soft_wrap=True)
-    if host in EVERY_ADDRESS:
-        console.print("Others     at this machine's own address or name")
 
 
 def announce(entry: ModelEntry, engine: ModelHost, console: Console) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import socket
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
+from fastapi import APIRouter
 
 from qkv import artifact
 from qkv.models import GPT
@@ -19,6 +20,7 @@ from qkv.serving.http.middleware import AccessRules
 from qkv.serving.http.server import Server, bind_socket
 from qkv.serving.model_host import ModelHost
 from qkv.text.tokenizer import Tokenizer
+from qkv.training.systems.distributed import device_named
 
 GIB = 1 << 30
 SWITCH_INTERVAL = 0.0005
@@ -41,6 +43,7 @@ def serve(
     keys: Sequence[str] = (),
     open_to_all: bool = False,
     cors: Sequence[str] = (),
+    routers: Sequence[APIRouter] = (),
     device: str | None = None,
 ) -> None:
     """Serve models over HTTP: OpenAI's API, qkv's own routes and the playground page.
@@ -61,6 +64,7 @@ def serve(
         keys: API keys; clients send one of them as `Authorization: Bearer KEY`.
         open_to_all: Listen on an address that other machines can reach without any key.
         cors: Origins whose pages may use the API, such as https://example.org, or *.
+        routers: Further routes, behind the same checks of keys, hosts, origins and bodies.
         device: Device of models given by path; None takes the GPU if there is one.
 
     Returns:
@@ -81,39 +85,73 @@ def serve(
     if not models:
         raise ValueError("models: expected one model or more")
 
-    check_origins(cors)
-    names = host_names(host, has_keys=bool(keys), open_to_all=open_to_all)
-    rules = AccessRules(keys=tuple(keys), names=names, cors=tuple(cors), deadline=deadline)
-    model_host = ModelHost(cache=int(cache * GIB), rows=rows, queue=queue)
-    run_server(model_host, Server(create_app(model_host, rules), drain), models, host, port, device)
-
-
-def run_server(
-    model_host: ModelHost,
-    server: Server,
-    models: Mapping[str, str | Path | tuple[Model, Tokenizer]],
-    host: str,
-    port: int,
-    device: str | None,
-) -> None:
-    """Load the models and serve until the server is stopped or the engine fails."""
-    model_host.on_failure = server.stop
-    listening = bind_socket(host, port)
-
+    server = ModelServer(
+        host,
+        port,
+        cache=cache,
+        rows=rows,
+        queue=queue,
+        deadline=deadline,
+        drain=drain,
+        keys=keys,
+        open_to_all=open_to_all,
+        cors=cors,
+        routers=routers,
+    )
     try:
-        add_models(model_host, models, device)
-        model_host.start()
-        address = page_address(host, listening.getsockname()[1])
-        message = f"qkv: serving {', '.join(models)} at {address} (Ctrl-C stops)"
+        add_models(server.models, models, device)
+        message = f"qkv: serving {', '.join(models)} at {server.address} (Ctrl-C stops)"
         print(message, file=sys.stderr, flush=True)
-        with switch_interval(SWITCH_INTERVAL):
-            server.run(sockets=[listening])
+        server.run()
     finally:
-        listening.close()
-        model_host.close(LAST_STEP)
+        server.close()
 
-    if model_host.failure is not None:
-        raise RuntimeError(f"server: {model_host.failure}")
+    if server.models.failure is not None:
+        raise RuntimeError(f"server: {server.models.failure}")
+
+
+class ModelServer(Server):
+    """A server that listens at an address, and the host of its models, which has none yet."""
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        *,
+        cache: float,
+        rows: int,
+        queue: int,
+        deadline: float,
+        drain: float,
+        keys: Sequence[str],
+        open_to_all: bool,
+        cors: Sequence[str],
+        routers: Sequence[APIRouter] = (),
+    ) -> None:
+        """Create a server; the arguments are those of `serve`."""
+        check_origins(cors)
+        names = host_names(host, has_keys=bool(keys), open_to_all=open_to_all)
+        rules = AccessRules(keys=tuple(keys), names=names, cors=tuple(cors), deadline=deadline)
+        self.models = ModelHost(cache=int(cache * GIB), rows=rows, queue=queue)
+        super().__init__(create_app(self.models, rules, routers), drain)
+        self.models.on_failure = self.stop
+        self.listening = bind_socket(host, port)
+        self.address = page_address(host, self.listening.getsockname()[1])
+
+    def run(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start the engine, and serve until the server is stopped or the engine fails."""
+        self.models.start()
+        before = sys.getswitchinterval()
+        sys.setswitchinterval(SWITCH_INTERVAL)
+        try:
+            super().run(sockets or [self.listening])
+        finally:
+            sys.setswitchinterval(before)
+
+    def close(self) -> None:
+        """Close the socket and end the engine."""
+        self.listening.close()
+        self.models.close(LAST_STEP)
 
 
 def add_models(
@@ -141,20 +179,9 @@ def load_pair(path: str | Path, device: str | None) -> tuple[Model, Tokenizer]:
     """A model and its tokenizer from a path; on a GPU, a GPT is in bfloat16."""
     model, tokenizer = artifact.load(path)
     tokenizer = tokenizer or artifact.tokenizer_of(path)
-    target = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    target = device_named(device)
     dtype = torch.float32
     if target.type == "cuda" and isinstance(model, GPT):
         dtype = torch.bfloat16
 
     return model.to(target, dtype), tokenizer
-
-
-@contextmanager
-def switch_interval(seconds: float) -> Iterator[None]:
-    """Set Python's thread switch interval for a while."""
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(seconds)
-    try:
-        yield
-    finally:
-        sys.setswitchinterval(before)
