@@ -20,6 +20,7 @@ from qkv import artifact
 from qkv.command_line.model_opening import Machine, device_of, load_on_device
 from qkv.models.model import Model
 from qkv.serving.addresses import EVERY_ADDRESS
+from qkv.serving.server_options import ServerOptions
 from qkv.text import Tokenizer
 
 if TYPE_CHECKING:
@@ -38,17 +39,9 @@ def run(
     models: Annotated[
         tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="MODEL [MODEL]")
     ],
-    host: str = "127.0.0.1",
-    port: int = 8000,
-    cache: float = 1.0,
-    rows: int = 64,
-    queue: int = 256,
-    deadline: float = 600.0,
-    drain: float = 30.0,
+    options: tyro.conf.OmitArgPrefixes[ServerOptions] = ServerOptions(),  # noqa: B008 - tyro reads
     key: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = (),
     key_file: Path | None = None,
-    open_to_all: bool = False,
-    cors: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = (),
     machine: tyro.conf.OmitArgPrefixes[Machine] = Machine(),  # noqa: B008 - tyro reads the defaults
 ) -> None:
     """Serve models: an OpenAI-compatible API, and a page to try them and to look inside.
@@ -59,23 +52,14 @@ def run(
     Args:
         models: Folders of runs or of transformers, GGUF files, smollm2 or minilm; name=path gives
             a model another name.
-        host: Address to listen on; other addresses than this machine's loopback need a key.
-        port: Port to listen on; 0 takes any free one.
-        cache: GiB of key-value cache per model, allocated at the start and never exceeded.
-        rows: Sequences generated at once, per model.
-        queue: Requests that may wait, per model; further requests get 429 with Retry-After.
-        deadline: Seconds after which a request is cancelled.
-        drain: Seconds to finish running requests after the first signal.
+        options: Address and limits.
         key: A key that clients must send, as Authorization: Bearer KEY; may be repeated. Other
             users of this machine can see it in the list of processes: prefer --key-file, or the
             variable QKV_API_KEY.
         key_file: A file with keys, one a line.
-        open_to_all: Listen on an address other than loopback without any key.
-        cors: An origin whose pages may call the API, such as https://example.org; may be
-            repeated.
         machine: Device and precision.
     """
-    check_numbers(cache, rows, queue, deadline, drain, port)
+    options.check()
     keys = read_keys(key, key_file)
     device_of(machine)
     loads: dict[str, Load] = {}
@@ -84,18 +68,7 @@ def run(
 
     from qkv.serving.serve import ModelServer
 
-    server = ModelServer(
-        host,
-        port,
-        cache=cache,
-        rows=rows,
-        queue=queue,
-        deadline=deadline,
-        drain=drain,
-        keys=keys,
-        open_to_all=open_to_all,
-        cors=cors,
-    )
+    server = ModelServer(options, keys)
     engine = server.models
     console = Console(stderr=True)
     server.at_once = lambda: end_early(console, engine, signalled=server.force_exit)
@@ -109,7 +82,7 @@ def run(
         threading.Thread(target=announce, args=arguments, daemon=True).start()
 
     welcome(console, server.address, list(loads), locked=bool(keys))
-    if host in EVERY_ADDRESS:
+    if options.host in EVERY_ADDRESS:
         console.print("Others     at this machine's own address or name")
 
     raise_file_limit()
@@ -123,24 +96,6 @@ def run(
 
 
 # Flags
-
-
-def check_numbers(
-    cache: float, rows: int, queue: int, deadline: float, drain: float, port: int
-) -> None:
-    """Refuse numbers out of range."""
-    bounds: dict[str, tuple[float, float, float]] = {
-        "cache": (cache, 0.001, 4096),
-        "rows": (rows, 1, 4096),
-        "queue": (queue, 1, 100_000),
-        "deadline": (deadline, 0.1, 86_400),
-        "drain": (drain, 0, 3600),
-        "port": (port, 0, 65535),
-    }
-
-    for name, (value, least, most) in bounds.items():
-        if not least <= value <= most:
-            raise ValueError(f"{name}: expected {least:,} to {most:,}, not {value:,}")
 
 
 def read_keys(typed: tuple[str, ...], file: Path | None) -> tuple[str, ...]:

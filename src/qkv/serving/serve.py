@@ -14,11 +14,12 @@ from fastapi import APIRouter
 from qkv import artifact
 from qkv.models import GPT
 from qkv.models.model import Model
-from qkv.serving.addresses import check_origins, host_names, page_address
+from qkv.serving.addresses import host_names, page_address
 from qkv.serving.http.app import create_app
 from qkv.serving.http.middleware import AccessRules
 from qkv.serving.http.server import Server, bind_socket
 from qkv.serving.model_host import ModelHost
+from qkv.serving.server_options import ServerOptions
 from qkv.text.tokenizer import Tokenizer
 from qkv.training.systems.distributed import device_named
 
@@ -85,19 +86,18 @@ def serve(
     if not models:
         raise ValueError("models: expected one model or more")
 
-    server = ModelServer(
-        host,
-        port,
+    options = ServerOptions(
+        host=host,
+        port=port,
         cache=cache,
         rows=rows,
         queue=queue,
         deadline=deadline,
         drain=drain,
-        keys=keys,
         open_to_all=open_to_all,
-        cors=cors,
-        routers=routers,
+        cors=tuple(cors),
     )
+    server = ModelServer(options, keys, routers)
     try:
         add_models(server.models, models, device)
         message = f"qkv: serving {', '.join(models)} at {server.address} (Ctrl-C stops)"
@@ -114,29 +114,20 @@ class ModelServer(Server):
     """A server that listens at an address, and the host of its models, which has none yet."""
 
     def __init__(
-        self,
-        host: str,
-        port: int,
-        *,
-        cache: float,
-        rows: int,
-        queue: int,
-        deadline: float,
-        drain: float,
-        keys: Sequence[str],
-        open_to_all: bool,
-        cors: Sequence[str],
-        routers: Sequence[APIRouter] = (),
+        self, options: ServerOptions, keys: Sequence[str], routers: Sequence[APIRouter] = ()
     ) -> None:
-        """Create a server; the arguments are those of `serve`."""
-        check_origins(cors)
-        names = host_names(host, has_keys=bool(keys), open_to_all=open_to_all)
-        rules = AccessRules(keys=tuple(keys), names=names, cors=tuple(cors), deadline=deadline)
-        self.models = ModelHost(cache=int(cache * GIB), rows=rows, queue=queue)
-        super().__init__(create_app(self.models, rules, routers), drain)
+        options.check()
+        names = host_names(options.host, has_keys=bool(keys), open_to_all=options.open_to_all)
+        rules = AccessRules(
+            keys=tuple(keys), names=names, cors=options.cors, deadline=options.deadline
+        )
+        self.models = ModelHost(
+            cache=int(options.cache * GIB), rows=options.rows, queue=options.queue
+        )
+        super().__init__(create_app(self.models, rules, routers), options.drain)
         self.models.on_failure = self.stop
-        self.listening = bind_socket(host, port)
-        self.address = page_address(host, self.listening.getsockname()[1])
+        self.listening = bind_socket(options.host, options.port)
+        self.address = page_address(options.host, self.listening.getsockname()[1])
 
     def run(self, sockets: list[socket.socket] | None = None) -> None:
         """Start the engine, and serve until the server is stopped or the engine fails."""

@@ -21,7 +21,6 @@ from qkv.serving.http.connection import Connection
 from qkv.serving.http.middleware import RequestMiddleware
 
 log = logging.getLogger("qkv.serving")
-TICK = 0.05
 BACKLOG = 2048
 LAST_SECONDS = 10.0
 """Seconds after draining in which the server must have stopped."""
@@ -131,11 +130,7 @@ class Server(uvicorn.Server):
                 "draining %d running requests; signal again to stop at once",
                 len(self.app.running),
             )
-
-        left = self.drain
-        while self.app.running and left > 0 and not self.should_exit:
-            await asyncio.sleep(TICK)
-            left -= TICK
+            await asyncio.wait(self.app.running, timeout=self.drain)
 
         for task in self.app.running:
             task.cancel()
