@@ -238,7 +238,7 @@ def expectation(error: Any) -> str:
         return f"this field is missing{at}"
     if kind == "extra_forbidden":
         return f"unknown field; remove it{at}"
-    if kind == "none_required" or (kind == "too_long" and error["ctx"]["max_length"] == 0):
+    if kind == "none_required" or error.get("ctx", {}).get("max_length") == 0:
         return f"{UNSUPPORTED}{at}"
     if kind == "string_pattern_mismatch":  # only heads_off has a pattern
         return f'expected such as "3.5", head 5 of layer 3, or "2.*"{at}'
