@@ -12,7 +12,6 @@ import torch
 from fastapi import APIRouter
 
 from qkv import artifact
-from qkv.models import GPT
 from qkv.models.model import Model
 from qkv.serving.addresses import host_names, page_address
 from qkv.serving.http.app import create_app
@@ -172,7 +171,7 @@ def load_pair(path: str | Path, device: str | None) -> tuple[Model, Tokenizer]:
     tokenizer = tokenizer or artifact.tokenizer_of(path)
     target = device_named(device)
     dtype = torch.float32
-    if target.type == "cuda" and isinstance(model, GPT):
+    if target.type == "cuda" and model.predicts == "next":
         dtype = torch.bfloat16
 
     return model.to(target, dtype), tokenizer

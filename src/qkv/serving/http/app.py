@@ -61,6 +61,7 @@ def create_app(
     for router in (*ROUTERS, *routers):
         app.include_router(router)
 
+    playground.mount_files(app)
     errors.add_exception_handlers(app)
     describe(app)
 

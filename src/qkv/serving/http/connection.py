@@ -62,6 +62,7 @@ class Outgoing:
         """Whether pages of other origins may read the response."""
         self.status: int | None = None
         self.streams = False
+        self.complete = False
 
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":
@@ -78,6 +79,8 @@ class Outgoing:
                 headers["Connection"] = "close"
 
             message = {**message, "headers": headers.raw}
+        elif not message.get("more_body", False):
+            self.complete = True
 
         await self.send(message)
 

@@ -17,7 +17,6 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from qkv.serving.engine.generation_request import RequestRefused
 from qkv.serving.error_log import log_unexpected
@@ -41,6 +40,7 @@ CODES = {
     500: "internal_error",
 }
 MESSAGES = {
+    400: "body: cannot be read; expected JSON in UTF-8, not nested too deeply",
     404: "this address does not exist; GET /openapi.json lists all routes",
     405: "this address does not support the method; GET /openapi.json lists all routes",
 }
@@ -135,49 +135,22 @@ def add_exception_handlers(app: FastAPI) -> None:
     async def on_exception(request: Request, error: Exception) -> Json:
         return exception_response(error)
 
-    async def on_invalid_body(request: Request, error: Exception) -> Json:
-        assert isinstance(error, RequestValidationError)
+    async def on_unexpected(request: Request, error: Exception) -> Json:
+        return error_response(500, INTERNAL_ERROR)  # the middleware logs it
+
+    async def on_invalid_body(request: Request, error: Any) -> Json:
         message, param = validation_message(error.errors(), known_fields(request))
         return error_response(400, message, param=param)
 
-    async def on_http_exception(request: Request, error: Exception) -> Json:
-        assert isinstance(error, HTTPException)
-        if error.status_code == 400:
-            return error_response(
-                400, "body: cannot be read; expected JSON in UTF-8, not nested too deeply"
-            )
-
+    async def on_http_exception(request: Request, error: Any) -> Json:
         message = MESSAGES.get(error.status_code, "the request was refused")
         return error_response(error.status_code, message, headers=dict(error.headers or {}))
 
-    app.add_middleware(UnexpectedErrors)
     app.add_exception_handler(RequestRefused, on_exception)
     app.add_exception_handler(ValueError, on_exception)
+    app.add_exception_handler(Exception, on_unexpected)
     app.add_exception_handler(RequestValidationError, on_invalid_body)
     app.add_exception_handler(HTTPException, on_http_exception)
-
-
-class UnexpectedErrors:
-    """Middleware around all routes: an unhandled exception becomes an error response."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self.app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        started = False
-
-        async def tracked_send(message: Message) -> None:
-            nonlocal started
-            started = True
-            await send(message)
-
-        try:
-            await self.app(scope, receive, tracked_send)
-        except Exception as error:
-            if started:  # too late for another response: the connection is cut
-                raise
-
-            await exception_response(error)(scope, receive, send)
 
 
 def validation_message(errors: Sequence[Any], known: Sequence[str]) -> tuple[str, str | None]:

@@ -23,12 +23,13 @@ from typing import Any
 from starlette.datastructures import Headers
 from starlette.middleware.cors import CORSMiddleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.requests import cookie_parser
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from qkv.serving.addresses import LOOPBACK
 from qkv.serving.error_log import log_unexpected
-from qkv.serving.http.auth import Keys, bearer_key, is_own_origin
+from qkv.serving.http.auth import COOKIE, Keys, bearer_key, is_own_origin
 from qkv.serving.http.auth_attempts import AuthAttempts, TooManyAttempts, address_of
 from qkv.serving.http.connection import Connection, Outgoing
 from qkv.serving.http.errors import INTERNAL_ERROR, error_response, exception_response
@@ -124,16 +125,16 @@ class RequestMiddleware:
     async def answer_failure(
         self, error: BaseException, scope: Scope, receive: Receive, out: Outgoing
     ) -> None:
-        """Answer a request that failed outside of its route, or was cancelled."""
+        """Log an unexpected error, or answer a request that was cancelled."""
         if isinstance(error, asyncio.CancelledError) and self.draining:  # draining took too long
             await answer_cancelled(scope, receive, out)
             return
 
         log_unexpected(error)
-        if out.status is not None:
-            out.cut()
-        else:
+        if out.status is None:
             await error_response(500, INTERNAL_ERROR)(scope, receive, out)
+        elif not out.complete:
+            out.cut()
 
     async def handle(self, out: Outgoing, scope: Scope, receive: Receive, send: Send) -> None:
         """Check a request, read its body and pass both on."""
@@ -223,8 +224,9 @@ class RequestMiddleware:
         """
         path = scope["path"]
         key = bearer_key(headers)
+        cookies = cookie_parser(headers.get("cookie", ""))
         paused: TooManyAttempts | None = None
-        scope["signed_in"] = not self.keys or self.keys.admits_cookie(headers)
+        scope["signed_in"] = not self.keys or self.keys.admits_cookie(cookies.get(COOKIE, ""))
         if key and not scope["signed_in"]:
             try:
                 scope["signed_in"] = self.attempts.check(address_of(scope), key) is not None

@@ -9,9 +9,8 @@ from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from starlette.responses import PlainTextResponse, Response
 
 from qkv.generation.generate import context_limit
-from qkv.insight.inspect.capture import attention_sites
-from qkv.models import BERT, GPT, RNN, TaskModel, Transformer
 from qkv.models.model import Model, backbone_of
+from qkv.models.sites import attends, attention_sites, output_stack
 from qkv.serving.engine.generation_request import RequestRefused
 from qkv.serving.http.errors import Json
 from qkv.serving.http.prompt_validation import host_of
@@ -126,48 +125,33 @@ def described(request: Request, entry: ModelEntry) -> dict[str, Any]:
 def model_details(model: Model, tokenizer: Tokenizer) -> dict[str, Any]:
     """Size and abilities of a loaded model."""
     backbone = backbone_of(model)
-    depth = len(backbone.decoder.blocks) if isinstance(backbone, Transformer) else None
+    stack = output_stack(model)
     details: dict[str, Any] = {
         "task": None,
-        "context": None,
-        "layers": depth or backbone.config.depth,
+        "context": context_limit(backbone, "refuse"),
+        "layers": backbone.config.depth if stack is None else len(stack[1].blocks),
         "heads": getattr(backbone.config, "heads", None),
         "vocabulary": model.config.vocabulary,
         "can": abilities(model, tokenizer),
-        "kinds": [],
+        "kinds": [site.kind for site in attention_sites(model)] if attends(model) else [],
     }
-
-    if isinstance(model, TaskModel):
-        head = model.config.head
-        details["task"] = head.task
-        details["context"] = model.config.context
-        if head.labels:
-            details["labels"] = list(head.labels)
-    else:
-        details["context"] = context_limit(backbone, "refuse")
-
-    if attends(model):
-        details["kinds"] = [site.kind for site in attention_sites(model)]
+    if model.task is not None:
+        details |= {"task": model.task.task, "context": model.config.context}
+        if model.task.labels:
+            details["labels"] = list(model.task.labels)
 
     return details
 
 
-def attends(model: Model) -> bool:
-    """Whether the model has attention; an RNN may have none."""
-    backbone = backbone_of(model)
-    return not (isinstance(backbone, RNN) and backbone.config.attention == "none")
-
-
 def abilities(model: Model, tokenizer: Tokenizer) -> list[str]:
     """What can be requested of a model."""
-    fills = isinstance(model, BERT) and model.config.mlm_head and tokenizer.mask is not None
     can = {
-        "complete": isinstance(model, GPT),
-        "chat": isinstance(model, GPT) and tokenizer.chat_template is not None,
-        "translate": isinstance(model, Transformer | RNN),
-        "fill": fills,
-        "classify": isinstance(model, TaskModel),
-        "embed": isinstance(backbone_of(model), BERT),
+        "complete": model.predicts == "next",
+        "chat": model.predicts == "next" and tokenizer.chat_template is not None,
+        "translate": model.predicts == "target",
+        "fill": model.predicts == "masked" and tokenizer.mask is not None,
+        "classify": model.task is not None,
+        "embed": not (model.is_causal or model.has_source),
         "attention": attends(model),
         "tokenize": True,
     }
