@@ -6,7 +6,6 @@ import logging
 import os
 import sys
 import threading
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -24,7 +23,7 @@ from qkv.serving.server_options import ServerOptions
 from qkv.text import Tokenizer
 
 if TYPE_CHECKING:
-    from qkv.serving.model_host import ModelEntry, ModelHost
+    from qkv.serving.model_host import ModelHost
 
 KEY_VARIABLE = "QKV_API_KEY"
 INTERRUPTED = 130
@@ -76,10 +75,9 @@ def run(
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
 
     # Load the models in the background; the server listens meanwhile.
-    for name, load in loads.items():
-        engine.add(name, load)
-        arguments = (engine.entries[name], engine, console)
-        threading.Thread(target=announce, args=arguments, daemon=True).start()
+    loading = [engine.add(name, load) for name, load in loads.items()]
+    arguments = (loading, engine, console)
+    threading.Thread(target=exit_unless_loaded, args=arguments, daemon=True).start()
 
     welcome(console, server.address, list(loads), locked=bool(keys))
     if options.host in EVERY_ADDRESS:
@@ -186,24 +184,17 @@ def welcome(console: Console, address: str, names: list[str], *, locked: bool) -
     console.print(Text(f"Loading    {', '.join(names)}"), soft_wrap=True)
 
 
-def announce(entry: ModelEntry, engine: ModelHost, console: Console) -> None:
-    """Wait until a model is loaded and log it; stop the server if no model could be loaded."""
-    while entry.state == "loading":
-        time.sleep(0.1)
+def exit_unless_loaded(
+    loading: list[threading.Thread], engine: ModelHost, console: Console
+) -> None:
+    """Wait until all models are loaded; stop the server if none of them could be."""
+    for thread in loading:
+        thread.join()
 
-    if entry.state == "ready":
-        logging.getLogger("qkv.serving").info("%s is ready", entry.name)
-        return
-
-    if engine.failure is not None:  # reported by the main thread
-        return
-
-    for other in engine.entries.values():
-        if other.engine is not None or other.state != "failed":
-            return
-
-    console.print("qkv: no model could be loaded", markup=False)
-    leave(console, FAILED)
+    loaded = any(entry.engine is not None for entry in engine.entries.values())
+    if not loaded and engine.failure is None:  # a failure is reported by the main thread
+        console.print("qkv: no model could be loaded", markup=False)
+        leave(console, FAILED)
 
 
 def raise_file_limit() -> None:

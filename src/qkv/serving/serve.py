@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -25,7 +24,6 @@ from qkv.training.systems.distributed import device_named
 GIB = 1 << 30
 SWITCH_INTERVAL = 0.0005
 """Seconds after which Python switches threads, between the engine and the event loop."""
-POLL_SECONDS = 0.05
 LAST_STEP = 5.0
 """Seconds to wait for the engine's last step."""
 
@@ -149,18 +147,14 @@ def add_models(
     models: Mapping[str, str | Path | tuple[Model, Tokenizer]],
     device: str | None,
 ) -> None:
-    """Add all models to a host, and wait until they are ready."""
+    """Add all models to a host, each when the one before is ready."""
     for name, source in models.items():
         if not name.strip() or "/" in name:
             raise ValueError(f"models: expected a name without a slash, not {name!r}")
 
         pair = source if isinstance(source, tuple) else load_pair(source, device)
-        host.add(name, lambda pair=pair: pair)  # type: ignore[misc]
-
-    for name, entry in host.entries.items():
-        while entry.state == "loading":
-            time.sleep(POLL_SECONDS)
-
+        host.add(name, lambda pair=pair: pair).join()  # type: ignore[misc]
+        entry = host.entries[name]
         if entry.state == "failed":
             raise ValueError(f"models: {name} cannot be served: {entry.error}")
 

@@ -42,7 +42,11 @@ BODY_SECONDS = 30.0
 """Time limit for reading a body."""
 DISCONNECTED = 499
 """Status that is counted when a client disconnects before its response."""
-CORS = {"allow_methods": ("GET", "POST"), "allow_headers": "*", "expose_headers": ("retry-after",)}
+CORS: Any = {
+    "allow_methods": ("GET", "POST"),
+    "allow_headers": "*",
+    "expose_headers": ("retry-after",),
+}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -34,24 +35,14 @@ class ServerMetrics:
     """Responses by route and status, and the metrics of a host's models."""
 
     def __init__(self, host: ModelHost) -> None:
-        self.registry = CollectorRegistry()
-        self.responses = Counter(
-            "qkv_http_requests",
-            "Responses, by route and status.",
-            ("route", "status"),
-            registry=self.registry,
-        )
-        self.seconds = Counter(
-            "qkv_http_request_seconds",
-            "Seconds spent on requests, by route.",
-            ("route",),
-            registry=self.registry,
-        )
-        self.running = Gauge(
-            "qkv_http_requests_running",
-            "Requests that are being answered.",
-            registry=self.registry,
-        )
+        self.registry = registry = CollectorRegistry()
+        meaning = "Responses, by route and status."
+        labels = ("route", "status")
+        self.responses = Counter("qkv_http_requests", meaning, labels, registry=registry)
+        meaning = "Seconds spent on requests, by route."
+        self.seconds = Counter("qkv_http_request_seconds", meaning, ("route",), registry=registry)
+        meaning = "Requests that are being answered."
+        self.running = Gauge("qkv_http_requests_running", meaning, registry=registry)
         self.registry.register(ModelCollector(host.entries))
         for histogram in host.timings.histograms:
             self.registry.register(histogram)
@@ -73,21 +64,17 @@ class ModelCollector(Collector):
         states = GaugeMetricFamily(
             "qkv_model_state", "1 for the state that a model is in.", labels=("model", "state")
         )
-        families: dict[str, CounterMetricFamily | GaugeMetricFamily] = {}
+        families: dict[str, Any] = {}
 
         for model, entry in list(self.entries.items()):
             for state in STATES:
                 states.add_metric((model, state), entry.state == state)
 
             for name, value in entry.metrics().items():
-                kind = CounterMetricFamily
-                if name in GAUGES or name not in HELP:
-                    kind = GaugeMetricFamily
+                if name not in families:
+                    kind = GaugeMetricFamily if name in GAUGES else CounterMetricFamily
+                    families[name] = kind(f"qkv_{name}", HELP.get(name, name), labels=("model",))
 
-                help_text = HELP.get(name, name.replace("_", " "))
-                family = families.setdefault(
-                    name, kind(f"qkv_{name}", help_text, labels=("model",))
-                )
-                family.add_metric((model,), value)
+                families[name].add_metric((model,), value)
 
         return iter([states, *families.values()])

@@ -11,7 +11,6 @@ from starlette.responses import PlainTextResponse, Response
 from qkv.generation.generate import context_limit
 from qkv.models.model import Model, backbone_of
 from qkv.models.sites import attends, attention_sites, output_stack
-from qkv.serving.engine.generation_request import RequestRefused
 from qkv.serving.http.errors import Json
 from qkv.serving.http.prompt_validation import host_of
 from qkv.serving.http.schema.openapi import Responses, refusals
@@ -96,12 +95,7 @@ async def models(request: Request) -> Response:
 )
 async def model(request: Request, name: str = Path(max_length=200)) -> Response:
     """One model."""
-    entries = host_of(request).entries
-    if name not in entries:
-        names = ", ".join(entries)
-        raise RequestRefused(404, f"model: {name[:60]!r} does not exist; expected one of: {names}")
-
-    return Json(described(request, entries[name]))
+    return Json(described(request, host_of(request).entry(name)))
 
 
 def described(request: Request, entry: ModelEntry) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from qkv.serving.http.schema.openai_schema import (
     Id,
     Ids,
     JsonBody,
+    Penalty,
     SamplingFields,
     Seed,
     Temperature,
@@ -39,11 +40,8 @@ class NextRequest(
         description="Text or ids; an empty text asks for the first token of a text. May also be "
         "called text, as on the other routes.",
     )
-    top: int = Field(
-        40,
-        ge=1,
-        le=MAX_CANDIDATES,
-        description="Number of tokens to return, the most likely first.",
+    top: Annotated[int, Field(ge=1, le=MAX_CANDIDATES)] = Field(
+        40, description="Number of tokens to return, the most likely first."
     )
 
 
@@ -52,21 +50,12 @@ class TranslateRequest(
 ):
     text: Text | Texts
     beams: int = Field(
-        4,
-        ge=1,
-        le=16,
-        description="Width of the beam search; 1 generates token by token.",
+        4, ge=1, le=16, description="Width of the beam search; 1 generates token by token."
     )
     n_best: int = Field(
         1, ge=1, le=16, description="Number of translations per text, the best first."
     )
-    length_penalty: float = Field(
-        0.6,
-        ge=-10,
-        le=10,
-        allow_inf_nan=False,
-        description="Values above 0 favour longer translations.",
-    )
+    length_penalty: Penalty = Field(0.6, description="Values above 0 favour longer translations.")
     max_tokens: int | None = Field(
         None, ge=1, le=MAX_TOKENS, description="Null allows about twice the length of the source."
     )

@@ -117,17 +117,11 @@ class SamplingFields(JsonBody):
     top_p: Share | None = Field(
         1.0, description="Sample from the fewest tokens whose probabilities sum to this."
     )
-    top_k: int | None = Field(
-        None,
-        ge=1,
-        le=10_000_000,
-        description="Sample from this many of the most likely tokens. Not an OpenAI field.",
+    top_k: Annotated[int, Field(ge=1, le=10_000_000)] | None = Field(
+        None, description="Sample from this many of the most likely tokens. Not an OpenAI field."
     )
-    min_p: float | None = Field(
+    min_p: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] | None = Field(
         None,
-        ge=0,
-        le=1,
-        allow_inf_nan=False,
         description="Drop tokens less likely than this times the most likely one. "
         "Not an OpenAI field.",
     )
@@ -159,18 +153,11 @@ class GenerationFields(SamplingFields, Unused):
     )
     presence_penalty: Penalty | None = 0.0
     frequency_penalty: Penalty | None = 0.0
-    repetition_penalty: float | None = Field(
-        1.0,
-        ge=0.01,
-        le=10,
-        allow_inf_nan=False,
-        description="Above 1, earlier tokens become less likely. Not an OpenAI field.",
+    repetition_penalty: Annotated[float, Field(ge=0.01, le=10, allow_inf_nan=False)] | None = Field(
+        1.0, description="Above 1, earlier tokens become less likely. Not an OpenAI field."
     )
-    min_tokens: int | None = Field(
-        0,
-        ge=0,
-        le=MAX_TOKENS,
-        description="Number of tokens before the text may end. Not an OpenAI field.",
+    min_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS)] | None = Field(
+        0, description="Number of tokens before the text may end. Not an OpenAI field."
     )
     tokens: bool = Field(
         False, description="Return every token with id and alternatives. Not an OpenAI field."
@@ -255,12 +242,24 @@ class ResponseFormat(Strict):
 
 
 class UnusedInChats(Strict):
-    """Like `Unused`: hints for models that reason, call tools or edit a known text."""
+    """Like `Unused`: about models that reason, call tools, listen, or edit a known text.
+
+    Some accept only the value that has no effect.
+    """
 
     parallel_tool_calls: bool | None = None
     reasoning_effort: Ignored | None = None
     verbosity: Ignored | None = None
     prediction: Annotated[dict[str, Any], Field(max_length=16)] | None = None
+    response_format: ResponseFormat | None = Field(None, description="Only text is supported.")
+    modalities: Annotated[list[Literal["text"]], Field(fail_fast=True, max_length=1)] | None = None
+    tools: NoList | None = NOT_SUPPORTED
+    tool_choice: Literal["none", "auto"] | None = None
+    functions: NoList | None = NOT_SUPPORTED
+    function_call: Literal["none", "auto"] | None = None
+    audio: None = NOT_SUPPORTED
+    moderation: None = NOT_SUPPORTED
+    web_search_options: None = NOT_SUPPORTED
 
 
 class ChatRequest(
@@ -279,15 +278,6 @@ class ChatRequest(
     )
     logprobs: bool | None = False
     top_logprobs: int | None = Field(None, ge=0, le=20, description="Requires logprobs or tokens.")
-    response_format: ResponseFormat | None = Field(None, description="Only text is supported.")
-    modalities: Annotated[list[Literal["text"]], Field(fail_fast=True, max_length=1)] | None = None
-    tools: NoList | None = NOT_SUPPORTED
-    tool_choice: Literal["none", "auto"] | None = None
-    functions: NoList | None = NOT_SUPPORTED
-    function_call: Literal["none", "auto"] | None = None
-    audio: None = NOT_SUPPORTED
-    moderation: None = NOT_SUPPORTED
-    web_search_options: None = NOT_SUPPORTED
 
     @model_validator(mode="after")
     def check_consistency(self) -> ChatRequest:
@@ -320,14 +310,5 @@ WITHOUT_EFFECT = {
     "logit_bias",
     "suffix",
     "best_of",
-    "response_format",
-    "modalities",
-    "tools",
-    "tool_choice",
-    "functions",
-    "function_call",
-    "audio",
-    "moderation",
-    "web_search_options",
 }
 """OpenAI's fields that are ignored, or accept only the value that has no effect."""
