@@ -133,10 +133,8 @@ def add_exception_handlers(app: FastAPI) -> None:
     """Turn every exception of a route into an error response."""
 
     async def on_exception(request: Request, error: Exception) -> Json:
+        request.scope["logged"] = True  # Starlette raises an unexpected one again
         return exception_response(error)
-
-    async def on_unexpected(request: Request, error: Exception) -> Json:
-        return error_response(500, INTERNAL_ERROR)  # the middleware logs it
 
     async def on_invalid_body(request: Request, error: Any) -> Json:
         message, param = validation_message(error.errors(), known_fields(request))
@@ -148,7 +146,7 @@ def add_exception_handlers(app: FastAPI) -> None:
 
     app.add_exception_handler(RequestRefused, on_exception)
     app.add_exception_handler(ValueError, on_exception)
-    app.add_exception_handler(Exception, on_unexpected)
+    app.add_exception_handler(Exception, on_exception)
     app.add_exception_handler(RequestValidationError, on_invalid_body)
     app.add_exception_handler(HTTPException, on_http_exception)
 

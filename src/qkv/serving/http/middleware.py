@@ -129,12 +129,14 @@ class RequestMiddleware:
     async def answer_failure(
         self, error: BaseException, scope: Scope, receive: Receive, out: Outgoing
     ) -> None:
-        """Log an unexpected error, or answer a request that was cancelled."""
+        """Answer a request that failed outside of its route, or was cancelled."""
         if isinstance(error, asyncio.CancelledError) and self.draining:  # draining took too long
             await answer_cancelled(scope, receive, out)
             return
 
-        log_unexpected(error)
+        if "logged" not in scope:
+            log_unexpected(error)
+
         if out.status is None:
             await error_response(500, INTERNAL_ERROR)(scope, receive, out)
         elif not out.complete:
