@@ -19,7 +19,6 @@ from qkv.serving.http.server import Server, bind_socket
 from qkv.serving.model_host import ModelHost
 from qkv.serving.server_options import ServerOptions
 from qkv.text.tokenizer import Tokenizer
-from qkv.training.systems.distributed import device_named
 
 GIB = 1 << 30
 SWITCH_INTERVAL = 0.0005
@@ -163,7 +162,7 @@ def load_pair(path: str | Path, device: str | None) -> tuple[Model, Tokenizer]:
     """A model and its tokenizer from a path; on a GPU, a GPT is in bfloat16."""
     model, tokenizer = artifact.load(path)
     tokenizer = tokenizer or artifact.tokenizer_of(path)
-    target = device_named(device)
+    target = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     dtype = torch.float32
     if target.type == "cuda" and model.predicts == "next":
         dtype = torch.bfloat16

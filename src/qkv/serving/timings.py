@@ -69,11 +69,11 @@ class EngineTimings:
         if rows:
             self.batch.labels(model).observe(rows)
 
-    def advance(self, handle: RequestHandle, tokens: int) -> RequestTimes | None:
+    def advance(self, handle: RequestHandle, tokens: int) -> None:
         """A request was in the current step, and now has some tokens."""
         times = self.requests.get(handle)
         if times is None:
-            return None
+            return
 
         if not times.started:
             times.started = True
@@ -84,24 +84,23 @@ class EngineTimings:
             self.first.labels(times.model).observe(times.first_token - times.accepted)
 
         times.tokens = tokens
-        return times
 
     def emit(self, handle: RequestHandle, update: Update) -> None:
         """An update is sent; the first sample of a request that ends counts for the request."""
-        if not isinstance(update, OutputChunk) or update.reason is None:
+        if not isinstance(update, OutputChunk) or update.reason in (None, "deadline"):
             return
 
         self.ended += 1
-        before = self.requests.get(handle)
-        if before is None or update.reason == "deadline":
+        times = self.requests.get(handle)
+        if times is None:
             return
 
-        steps = before.tokens
-        self.advance(handle, steps + 1)
+        steps = times.tokens
+        self.advance(handle, steps + len(update.tokens))
         del self.requests[handle]
-        if steps and before.first_token is not None:
-            seconds = (time.monotonic() - before.first_token) / steps
-            self.token.labels(before.model).observe(seconds)
+        if steps and times.first_token is not None:
+            seconds = (time.monotonic() - times.first_token) / steps
+            self.token.labels(times.model).observe(seconds)
 
 
 def histogram(name: str, meaning: str, buckets: Sequence[float] = SECONDS) -> Histogram:

@@ -44,6 +44,7 @@ MESSAGES = {
     404: "this address does not exist; GET /openapi.json lists all routes",
     405: "this address does not support the method; GET /openapi.json lists all routes",
 }
+RETRY_AFTER = {429: 1.0, 503: 1.0}
 INTERNAL_ERROR = (
     "an unexpected error occurred in the server; your request is not at fault, and other "
     "requests are not affected"
@@ -100,7 +101,12 @@ def error_response(
 def exception_response(error: BaseException) -> Json:
     """The response to an exception; an unexpected one is logged and its details are not sent."""
     if isinstance(error, RequestRefused):
-        return refused_response(error)
+        details = {}
+        if error.status == 404:
+            details = {"code": "model_not_found", "param": "model"}
+
+        retry_after = error.retry_after or RETRY_AFTER.get(error.status)
+        return error_response(error.status, str(error), retry_after=retry_after, **details)
 
     if isinstance(error, ValueError):
         message = str(error)
@@ -114,19 +120,6 @@ def exception_response(error: BaseException) -> Json:
     log_unexpected(error)
 
     return error_response(500, INTERNAL_ERROR)
-
-
-def refused_response(error: RequestRefused) -> Json:
-    retry_after = error.retry_after
-    if retry_after is None and error.status in (429, 503):
-        retry_after = 1.0
-
-    if error.status == 404:
-        return error_response(
-            404, str(error), code="model_not_found", param="model", retry_after=retry_after
-        )
-
-    return error_response(error.status, str(error), retry_after=retry_after)
 
 
 def add_exception_handlers(app: FastAPI) -> None:

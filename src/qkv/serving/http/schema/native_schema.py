@@ -96,7 +96,7 @@ class TranslateRequest(
 
     @property
     def texts(self) -> list[str]:
-        return as_list(self.text)  # type: ignore[no-any-return]
+        return as_list(self.text)
 
 
 class FillRequest(
@@ -117,7 +117,7 @@ class ClassifyRequest(
 
     @property
     def texts(self) -> list[str | list[str]]:
-        return as_list(self.text)  # type: ignore[no-any-return]
+        return as_list(self.text)
 
 
 class AttentionRequest(
