@@ -31,6 +31,11 @@ from support.small_task_models import small_tuned
 from support.tokenizer_kinds import gguf_file
 from support.waiting import PATIENCE, until
 
+IMPLEMENTATIONS = {
+    "h11": {"http": "h11", "loop": "asyncio"},
+    "httptools": {"http": "httptools", "loop": "uvloop"},
+}
+"""Options of uvicorn's implementations of HTTP, both of which hold all bounds."""
 SMALL = {"width": 16, "depth": 2, "heads": 2}
 
 
@@ -88,8 +93,13 @@ class Running:
         rules: AccessRules | None = None,
         drain: float = 5.0,
         buffer: int | None = None,
+        **options: Any,
     ) -> None:
-        """`buffer` is the number of bytes the system keeps for a client that does not read."""
+        """Start a server.
+
+        `buffer` is the number of bytes the system keeps for a client that does not read; `options`
+        are those of uvicorn.
+        """
         self.host = host
         self.app = create_app(host, rules)
         listening = bind_socket("127.0.0.1", 0)
@@ -97,7 +107,7 @@ class Running:
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, buffer)
         self.port = listening.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
-        self.server = Server(self.app, drain)
+        self.server = Server(self.app, drain, **options)
         self.thread = threading.Thread(
             target=self.server.run, kwargs={"sockets": [listening]}, daemon=True
         )

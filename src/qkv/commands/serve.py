@@ -6,7 +6,6 @@ import logging
 import os
 import sys
 import threading
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -19,11 +18,12 @@ from rich.text import Text
 from qkv import artifact
 from qkv.command_line.model_opening import Machine, device_of, load_on_device
 from qkv.models.model import Model
-from qkv.serving.addresses import EVERY_ADDRESS, check_origins, host_names, page_address
+from qkv.serving.addresses import EVERY_ADDRESS
+from qkv.serving.server_options import ServerOptions
 from qkv.text import Tokenizer
 
 if TYPE_CHECKING:
-    from qkv.serving.model_host import ModelEntry, ModelHost
+    from qkv.serving.model_host import ModelHost
 
 KEY_VARIABLE = "QKV_API_KEY"
 INTERRUPTED = 130
@@ -38,17 +38,9 @@ def run(
     models: Annotated[
         tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="MODEL [MODEL]")
     ],
-    host: str = "127.0.0.1",
-    port: int = 8000,
-    cache: float = 1.0,
-    rows: int = 64,
-    queue: int = 256,
-    deadline: float = 600.0,
-    drain: float = 30.0,
+    options: tyro.conf.OmitArgPrefixes[ServerOptions] = ServerOptions(),  # noqa: B008 - tyro reads
     key: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = (),
     key_file: Path | None = None,
-    open_to_all: bool = False,
-    cors: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = (),
     machine: tyro.conf.OmitArgPrefixes[Machine] = Machine(),  # noqa: B008 - tyro reads the defaults
 ) -> None:
     """Serve models: an OpenAI-compatible API, and a page to try them and to look inside.
@@ -59,91 +51,49 @@ def run(
     Args:
         models: Folders of runs or of transformers, GGUF files, smollm2 or minilm; name=path gives
             a model another name.
-        host: Address to listen on; other addresses than this machine's loopback need a key.
-        port: Port to listen on; 0 takes any free one.
-        cache: GiB of key-value cache per model, allocated at the start and never exceeded.
-        rows: Sequences generated at once, per model.
-        queue: Requests that may wait, per model; further requests get 429 with Retry-After.
-        deadline: Seconds after which a request is cancelled.
-        drain: Seconds to finish running requests after the first signal.
+        options: Address and limits.
         key: A key that clients must send, as Authorization: Bearer KEY; may be repeated. Other
             users of this machine can see it in the list of processes: prefer --key-file, or the
             variable QKV_API_KEY.
         key_file: A file with keys, one a line.
-        open_to_all: Listen on an address other than loopback without any key.
-        cors: An origin whose pages may call the API, such as https://example.org; may be
-            repeated.
         machine: Device and precision.
     """
-    check_numbers(cache, rows, queue, deadline, drain, port)
+    options.check()
     keys = read_keys(key, key_file)
-    names = host_names(host, has_keys=bool(keys), open_to_all=open_to_all)
-    check_origins(cors)
     device_of(machine)
     loads: dict[str, Load] = {}
     for name, path in named_paths(models).items():
         loads[name] = loader(path, machine)
 
-    from qkv.serving.http.app import create_app
-    from qkv.serving.http.middleware import AccessRules
-    from qkv.serving.http.server import Server, bind_socket
-    from qkv.serving.model_host import ModelHost
-    from qkv.serving.serve import GIB, LAST_STEP, SWITCH_INTERVAL
+    from qkv.serving.serve import ModelServer
 
-    rules = AccessRules(keys=keys, names=names, cors=cors, deadline=deadline)
-    engine = ModelHost(cache=int(cache * GIB), rows=rows, queue=queue)
-    application = create_app(engine, rules)
-    listening = bind_socket(host, port)
+    server = ModelServer(options, keys)
+    engine = server.models
     console = Console(stderr=True)
+    server.at_once = lambda: end_early(console, engine, signalled=server.force_exit)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
 
     # Load the models in the background; the server listens meanwhile.
-    for name, load in loads.items():
-        engine.add(name, load)
-        arguments = (engine.entries[name], engine, console)
-        threading.Thread(target=announce, args=arguments, daemon=True).start()
+    loading = [engine.add(name, load) for name, load in loads.items()]
+    arguments = (loading, engine, console)
+    threading.Thread(target=exit_unless_loaded, args=arguments, daemon=True).start()
 
-    engine.start()
-    welcome(console, host, listening.getsockname()[1], list(loads), bool(keys))
+    welcome(console, server.address, list(loads), locked=bool(keys))
+    if options.host in EVERY_ADDRESS:
+        console.print("Others     at this machine's own address or name")
 
     raise_file_limit()
-    sys.setswitchinterval(SWITCH_INTERVAL)
-    server = Server(
-        application, drain, at_once=lambda: end_early(console, engine, signalled=server.force_exit)
-    )
-    engine.on_failure = server.stop
-    if not engine.alive:  # it failed before on_failure was set
-        server.stop()
-
-    server.run(sockets=[listening])
+    server.run()
     exit_if_failed(console, engine)
 
     with suppress(KeyboardInterrupt):  # a further signal: do not wait
-        engine.close(LAST_STEP)
+        server.close()
 
     leave(console, 0)
 
 
 # Flags
-
-
-def check_numbers(
-    cache: float, rows: int, queue: int, deadline: float, drain: float, port: int
-) -> None:
-    """Refuse numbers out of range."""
-    bounds: dict[str, tuple[float, float, float]] = {
-        "cache": (cache, 0.001, 4096),
-        "rows": (rows, 1, 4096),
-        "queue": (queue, 1, 100_000),
-        "deadline": (deadline, 0.1, 86_400),
-        "drain": (drain, 0, 3600),
-        "port": (port, 0, 65535),
-    }
-
-    for name, (value, least, most) in bounds.items():
-        if not least <= value <= most:
-            raise ValueError(f"{name}: expected {least:,} to {most:,}, not {value:,}")
 
 
 def read_keys(typed: tuple[str, ...], file: Path | None) -> tuple[str, ...]:
@@ -224,37 +174,27 @@ def loader(path: str, machine: Machine) -> Load:
 # Start
 
 
-def welcome(console: Console, host: str, port: int, names: list[str], locked: bool) -> None:
+def welcome(console: Console, address: str, names: list[str], *, locked: bool) -> None:
     """Print where the page and the API are."""
-    address = page_address(host, port)
     console.print(Text.assemble("The page   ", (f"{address}/", "bold cyan")), soft_wrap=True)
     console.print(Text.assemble("The API    ", (f"{address}/v1", "bold cyan")), soft_wrap=True)
     if locked:
         console.print("Keys       needed, for all but /health")
 
     console.print(Text(f"Loading    {', '.join(names)}"), soft_wrap=True)
-    if host in EVERY_ADDRESS:
-        console.print("Others     at this machine's own address or name")
 
 
-def announce(entry: ModelEntry, engine: ModelHost, console: Console) -> None:
-    """Wait until a model is loaded and log it; stop the server if no model could be loaded."""
-    while entry.state == "loading":
-        time.sleep(0.1)
+def exit_unless_loaded(
+    loading: list[threading.Thread], engine: ModelHost, console: Console
+) -> None:
+    """Wait until all models are loaded; stop the server if none of them could be."""
+    for thread in loading:
+        thread.join()
 
-    if entry.state == "ready":
-        logging.getLogger("qkv.serving").info("%s is ready", entry.name)
-        return
-
-    if engine.failure is not None:  # reported by the main thread
-        return
-
-    for other in engine.entries.values():
-        if other.engine is not None or other.state != "failed":
-            return
-
-    console.print("qkv: no model could be loaded", markup=False)
-    leave(console, FAILED)
+    loaded = any(entry.engine is not None for entry in engine.entries.values())
+    if not loaded and engine.failure is None:  # a failure is reported by the main thread
+        console.print("qkv: no model could be loaded", markup=False)
+        leave(console, FAILED)
 
 
 def raise_file_limit() -> None:

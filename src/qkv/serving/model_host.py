@@ -15,8 +15,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Literal
 
+from qkv.models.configs import family
 from qkv.models.model import Model
-from qkv.models.registry import FAMILIES
 from qkv.serving.engine.engine import Engine
 from qkv.serving.engine.generation_request import (
     GenerationRequest,
@@ -27,6 +27,7 @@ from qkv.serving.engine.generation_request import (
 from qkv.serving.error_log import as_exception, log_unexpected, stack_of
 from qkv.serving.fair_shares import FairShares
 from qkv.serving.preparation import PreparationPool
+from qkv.serving.timings import EngineTimings
 from qkv.text.tokenizer import Tokenizer
 
 log = logging.getLogger("qkv.serving")
@@ -63,11 +64,7 @@ class ModelEntry:
     @property
     def family(self) -> str | None:
         """Name of the model's family, once it is loaded."""
-        for name, (_, kind) in FAMILIES.items():
-            if type(self.model) is kind:
-                return name
-
-        return None
+        return None if self.model is None else family(self.model.config)
 
     def metrics(self) -> dict[str, float]:
         """Counters and gauges of the engine; empty while the model loads."""
@@ -112,6 +109,7 @@ class ModelHost:
         self.tokens = tokens
         self.entries: dict[str, ModelEntry] = {}
         self.shares = FairShares()
+        self.timings = EngineTimings()
         self.closed = False
         self.wake = threading.Condition()
         self.arrived: list[tuple[ModelEntry, RequestHandle]] = []
@@ -126,16 +124,18 @@ class ModelHost:
 
     # Models
 
-    def add(self, name: str, load: Load) -> None:
-        """Load a model in the background; it is served as soon as it is ready."""
+    def add(self, name: str, load: Load) -> threading.Thread:
+        """Load a model in a thread, which is returned; it is served as soon as it is ready."""
         if name in self.entries:
             raise ValueError(f"model: two models are called {name}; rename one, as in other={name}")
 
         entry = ModelEntry(name, self.queue)
         self.entries[name] = entry
-        threading.Thread(
+        thread = threading.Thread(
             target=self.load, args=(entry, load), name=f"loading {name}", daemon=True
-        ).start()
+        )
+        thread.start()
+        return thread
 
     def load(self, entry: ModelEntry, load: Load) -> None:
         """Load a model and create its engine; called in a thread of its own."""
@@ -154,6 +154,8 @@ class ModelHost:
 
                 entry.engine = engine
                 entry.state = "ready"
+
+            log.info("%s is ready", entry.name)
         except BaseException as failure:
             error = as_exception(failure)
             log.warning("%s cannot be served: %s", entry.name, error)
@@ -167,18 +169,13 @@ class ModelHost:
 
     def submit(self, name: str, request: GenerationRequest) -> RequestHandle:
         """Queue a generation request; raises RequestRefused or ValueError if it is not accepted."""
-        return self.enqueue(name, request)
+        self.ready_entry(name)[1].check(request)
+        return self.submit_job(name, request)
 
-    def submit_job(self, name: str, work: Work) -> RequestHandle:
+    def submit_job(self, name: str, request: GenerationRequest | Work) -> RequestHandle:
         """Queue a function of the model and its tokenizer, which runs between two steps."""
-        return self.enqueue(name, work)
-
-    def enqueue(self, name: str, request: GenerationRequest | Work) -> RequestHandle:
         entry, engine = self.ready_entry(name)
         handle = RequestHandle(request)
-        if isinstance(request, GenerationRequest):
-            engine.check(request)
-
         with self.wake:
             arriving = 0
             for other, _ in [*self.arrived, *self.entering.copy()]:
@@ -195,17 +192,25 @@ class ModelHost:
             if self.failure is not None:  # in the meantime
                 raise RequestRefused(503, ENGINE_FAILED)
 
+            self.timings.accept(name, handle)
             self.arrived.append((entry, handle))
             self.wake.notify()
 
         return handle
 
+    def entry(self, name: str) -> ModelEntry:
+        """A model by its name; raises RequestRefused if there is none."""
+        if name not in self.entries:
+            names = ", ".join(self.entries) or "none"
+            raise RequestRefused(
+                404, f"model: {name[:60]!r} does not exist; expected one of: {names}"
+            )
+
+        return self.entries[name]
+
     def ready_entry(self, name: str) -> tuple[ModelEntry, Engine]:
         """A model that accepts requests; raises RequestRefused otherwise."""
-        entry = self.entries.get(name)
-        if entry is None:
-            names = ", ".join(self.entries) or "none"
-            raise RequestRefused(404, f"model: {name!r} does not exist; expected one of: {names}")
+        entry = self.entry(name)
         if self.closed:
             raise RequestRefused(
                 503, "server: it is stopping and takes no new requests", MAX_RETRY_SECONDS
@@ -324,7 +329,13 @@ class ModelHost:
         self.attempt(entry, lambda engine: engine.catch_up(others=others))
 
     def step(self, entry: ModelEntry, *, short: bool = False) -> bool:
-        return self.attempt(entry, lambda engine: engine.step(short=short))
+        def work(engine: Engine) -> bool:
+            self.timings.begin_step()
+            worked = engine.step(short=short)
+            self.timings.end_step(entry.name, engine.sequences())
+            return worked
+
+        return self.attempt(entry, work)
 
     def attempt(self, entry: ModelEntry, work: Callable[[Engine], bool]) -> bool:
         """Run work of one engine and count its time; its errors end this model only."""
@@ -359,6 +370,7 @@ class ModelHost:
 
     def emit(self, handle: RequestHandle, update: Update) -> None:
         """Put an update into the outbox."""
+        self.timings.emit(handle, update)
         self.outbox.append((handle, update))
 
     def deliver(self) -> None:

@@ -12,6 +12,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -26,13 +27,11 @@ RETRY_SECONDS = 5.0
 
 
 class PreparationJob:
-    """Work for one request; its future belongs to the event loop of that request."""
+    """Work for one request, which cancels its future when it does not wait any more."""
 
     def __init__(self, work: Callable[[], Any]) -> None:
         self.work = work
-        self.future = asyncio.get_running_loop().create_future()
-        self.abandoned = False
-        """The request does not wait for it any more."""
+        self.future: Future[Any] = Future()
 
     def run(self) -> tuple[Any, Exception | None]:
         """Run the work in a thread of the pool; returns its value or its error."""
@@ -42,18 +41,12 @@ class PreparationJob:
             return None, as_exception(failure)
 
     def hand_over(self, value: Any, error: Exception | None) -> None:
-        """Send the result to the event loop."""
-        with suppress(RuntimeError):  # the event loop is closed
-            self.future.get_loop().call_soon_threadsafe(self.set_result, value, error)
-
-    def set_result(self, value: Any, error: Exception | None) -> None:
-        if self.future.done():
-            return
-
-        if error is None:
-            self.future.set_result(value)
-        else:
-            self.future.set_exception(error)
+        """Send the result to the event loop of the request."""
+        with suppress(InvalidStateError):  # it was cancelled
+            if error is None:
+                self.future.set_result(value)
+            else:
+                self.future.set_exception(error)
 
 
 class PreparationPool:
@@ -77,7 +70,7 @@ class PreparationPool:
 
         try:
             async with asyncio.timeout(deadline - time.monotonic()) as limit:
-                result: T = await job.future
+                result: T = await asyncio.wrap_future(job.future)
                 return result
         except TimeoutError:
             if limit.expired():
@@ -111,7 +104,7 @@ class PreparationPool:
 
     def check_queue(self) -> None:
         """Raise RequestRefused if all threads are stuck, or the queue is full."""
-        if all(job.abandoned for job in self.running):
+        if all(job.future.cancelled() for job in self.running):
             raise RequestRefused(
                 503,
                 f"model: {self.name}: all {self.workers} threads that prepare its requests are "
@@ -147,6 +140,6 @@ class PreparationPool:
     def abandon(self, job: PreparationJob) -> None:
         """Leave the queue: the request is answered, late, or its client is gone."""
         with self.lock:
-            job.abandoned = True
+            job.future.cancel()
             with suppress(ValueError):
                 self.waiting.remove(job)

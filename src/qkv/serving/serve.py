@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
+import socket
 import sys
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
+from fastapi import APIRouter
 
 from qkv import artifact
-from qkv.models import GPT
 from qkv.models.model import Model
-from qkv.serving.addresses import check_origins, host_names, page_address
+from qkv.serving.addresses import host_names, page_address
 from qkv.serving.http.app import create_app
 from qkv.serving.http.middleware import AccessRules
 from qkv.serving.http.server import Server, bind_socket
 from qkv.serving.model_host import ModelHost
+from qkv.serving.server_options import ServerOptions
 from qkv.text.tokenizer import Tokenizer
 
 GIB = 1 << 30
 SWITCH_INTERVAL = 0.0005
 """Seconds after which Python switches threads, between the engine and the event loop."""
-POLL_SECONDS = 0.05
 LAST_STEP = 5.0
 """Seconds to wait for the engine's last step."""
 
@@ -41,6 +40,7 @@ def serve(
     keys: Sequence[str] = (),
     open_to_all: bool = False,
     cors: Sequence[str] = (),
+    routers: Sequence[APIRouter] = (),
     device: str | None = None,
 ) -> None:
     """Serve models over HTTP: OpenAI's API, qkv's own routes and the playground page.
@@ -61,6 +61,7 @@ def serve(
         keys: API keys; clients send one of them as `Authorization: Bearer KEY`.
         open_to_all: Listen on an address that other machines can reach without any key.
         cors: Origins whose pages may use the API, such as https://example.org, or *.
+        routers: Further routes, behind the same checks of keys, hosts, origins and bodies.
         device: Device of models given by path; None takes the GPU if there is one.
 
     Returns:
@@ -81,39 +82,63 @@ def serve(
     if not models:
         raise ValueError("models: expected one model or more")
 
-    check_origins(cors)
-    names = host_names(host, has_keys=bool(keys), open_to_all=open_to_all)
-    rules = AccessRules(keys=tuple(keys), names=names, cors=tuple(cors), deadline=deadline)
-    model_host = ModelHost(cache=int(cache * GIB), rows=rows, queue=queue)
-    run_server(model_host, Server(create_app(model_host, rules), drain), models, host, port, device)
-
-
-def run_server(
-    model_host: ModelHost,
-    server: Server,
-    models: Mapping[str, str | Path | tuple[Model, Tokenizer]],
-    host: str,
-    port: int,
-    device: str | None,
-) -> None:
-    """Load the models and serve until the server is stopped or the engine fails."""
-    model_host.on_failure = server.stop
-    listening = bind_socket(host, port)
-
+    options = ServerOptions(
+        host=host,
+        port=port,
+        cache=cache,
+        rows=rows,
+        queue=queue,
+        deadline=deadline,
+        drain=drain,
+        open_to_all=open_to_all,
+        cors=tuple(cors),
+    )
+    server = ModelServer(options, keys, routers)
     try:
-        add_models(model_host, models, device)
-        model_host.start()
-        address = page_address(host, listening.getsockname()[1])
-        message = f"qkv: serving {', '.join(models)} at {address} (Ctrl-C stops)"
+        add_models(server.models, models, device)
+        message = f"qkv: serving {', '.join(models)} at {server.address} (Ctrl-C stops)"
         print(message, file=sys.stderr, flush=True)
-        with switch_interval(SWITCH_INTERVAL):
-            server.run(sockets=[listening])
+        server.run()
     finally:
-        listening.close()
-        model_host.close(LAST_STEP)
+        server.close()
 
-    if model_host.failure is not None:
-        raise RuntimeError(f"server: {model_host.failure}")
+    if server.models.failure is not None:
+        raise RuntimeError(f"server: {server.models.failure}")
+
+
+class ModelServer(Server):
+    """A server that listens at an address, and the host of its models, which has none yet."""
+
+    def __init__(
+        self, options: ServerOptions, keys: Sequence[str], routers: Sequence[APIRouter] = ()
+    ) -> None:
+        options.check()
+        names = host_names(options.host, has_keys=bool(keys), open_to_all=options.open_to_all)
+        rules = AccessRules(
+            keys=tuple(keys), names=names, cors=options.cors, deadline=options.deadline
+        )
+        self.models = ModelHost(
+            cache=int(options.cache * GIB), rows=options.rows, queue=options.queue
+        )
+        super().__init__(create_app(self.models, rules, routers), options.drain)
+        self.models.on_failure = self.stop
+        self.listening = bind_socket(options.host, options.port)
+        self.address = page_address(options.host, self.listening.getsockname()[1])
+
+    def run(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start the engine, and serve until the server is stopped or the engine fails."""
+        self.models.start()
+        before = sys.getswitchinterval()
+        sys.setswitchinterval(SWITCH_INTERVAL)
+        try:
+            super().run(sockets or [self.listening])
+        finally:
+            sys.setswitchinterval(before)
+
+    def close(self) -> None:
+        """Close the socket and end the engine."""
+        self.listening.close()
+        self.models.close(LAST_STEP)
 
 
 def add_models(
@@ -121,18 +146,14 @@ def add_models(
     models: Mapping[str, str | Path | tuple[Model, Tokenizer]],
     device: str | None,
 ) -> None:
-    """Add all models to a host, and wait until they are ready."""
+    """Add all models to a host, each when the one before is ready."""
     for name, source in models.items():
         if not name.strip() or "/" in name:
             raise ValueError(f"models: expected a name without a slash, not {name!r}")
 
         pair = source if isinstance(source, tuple) else load_pair(source, device)
-        host.add(name, lambda pair=pair: pair)  # type: ignore[misc]
-
-    for name, entry in host.entries.items():
-        while entry.state == "loading":
-            time.sleep(POLL_SECONDS)
-
+        host.add(name, lambda pair=pair: pair).join()  # type: ignore[misc]
+        entry = host.entries[name]
         if entry.state == "failed":
             raise ValueError(f"models: {name} cannot be served: {entry.error}")
 
@@ -143,18 +164,7 @@ def load_pair(path: str | Path, device: str | None) -> tuple[Model, Tokenizer]:
     tokenizer = tokenizer or artifact.tokenizer_of(path)
     target = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     dtype = torch.float32
-    if target.type == "cuda" and isinstance(model, GPT):
+    if target.type == "cuda" and model.predicts == "next":
         dtype = torch.bfloat16
 
     return model.to(target, dtype), tokenizer
-
-
-@contextmanager
-def switch_interval(seconds: float) -> Iterator[None]:
-    """Set Python's thread switch interval for a while."""
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(seconds)
-    try:
-        yield
-    finally:
-        sys.setswitchinterval(before)

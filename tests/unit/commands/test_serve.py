@@ -24,6 +24,7 @@ from qkv import artifact
 from qkv.commands import serve
 from qkv.models import GPT, GPTConfig
 from qkv.serving.model_host import ModelHost
+from qkv.serving.server_options import ServerOptions
 from qkv.text import train
 from support.command_fixtures import Qkv
 from support.sentences import SENTENCES
@@ -205,6 +206,7 @@ import sys, threading, time
 import torch
 from qkv.commands import serve
 from qkv.models import GPT, GPTConfig
+from qkv.serving.server_options import ServerOptions
 from qkv.text import train
 
 class Stuck(GPT):
@@ -224,7 +226,7 @@ def load():
     return Stuck(config), tokenizer
 
 serve.loader = lambda path, machine: load
-serve.run(("model",), port=0, cache=0.01, drain=600)
+serve.run(("model",), ServerOptions(port=0, cache=0.01, drain=600))
 """
 
 
@@ -339,7 +341,7 @@ def test_a_failed_engine_ends_the_server_with_a_sentence(
     monkeypatch.setattr(serve, "leave", leave)
     monkeypatch.setattr(serve.sys, "setswitchinterval", lambda seconds: None)
     with pytest.raises(Left):
-        serve.run((str(models / "gpt"),), port=0, cache=0.01)
+        serve.run((str(models / "gpt"),), ServerOptions(port=0, cache=0.01))
 
     assert codes == [1]
     assert "qkv: the engine's thread ended (Left); no model" in capsys.readouterr().err

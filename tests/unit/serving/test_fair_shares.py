@@ -53,6 +53,9 @@ class Costly:
         self.left -= 1
         return True
 
+    def sequences(self) -> list[Any]:
+        return []
+
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:

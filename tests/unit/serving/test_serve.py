@@ -81,7 +81,7 @@ def test_serve_answers_until_it_is_interrupted() -> None:
         ({"host": "0.0.0.0"}, "host", "no key"),
         ({"cors": ("example.org",)}, "cors", "origin"),
         ({"keys": ("short",)}, "key", "8 characters"),
-        ({"cache": 0.0, "port": 0}, "models", "cache: "),
+        ({"cache": 0.0, "port": 0}, "cache", "0.001"),
     ],
 )
 def test_invalid_arguments(arguments: dict[str, Any], field: str, keyword: str) -> None:

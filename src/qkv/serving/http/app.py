@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI
 
 from qkv.serving.http import errors
 from qkv.serving.http.middleware import AccessRules, RequestMiddleware
-from qkv.serving.http.prometheus import ServerCounters
+from qkv.serving.http.prometheus import ServerMetrics
 from qkv.serving.http.schema.openapi import describe
 from qkv.serving.model_host import ModelHost
 from qkv.serving.routes import (
@@ -29,19 +30,25 @@ DESCRIPTION = (
     "with their alignment."
 )
 ROUTERS = (
-    completions,
-    chat_completions,
-    encoders,
-    vocabulary,
-    translate,
-    attention,
-    health,
-    playground,
+    completions.router,
+    chat_completions.router,
+    encoders.router,
+    vocabulary.router,
+    translate.router,
+    attention.router,
+    health.router,
+    playground.router,
 )
 
 
-def create_app(host: ModelHost, rules: AccessRules | None = None) -> RequestMiddleware:
-    """The ASGI application over the models of a host, which the caller starts and closes."""
+def create_app(
+    host: ModelHost, rules: AccessRules | None = None, routers: Sequence[APIRouter] = ()
+) -> RequestMiddleware:
+    """The ASGI application over the models of a host, which the caller starts and closes.
+
+    A router from elsewhere uses `ready_model` of `qkv.serving.http.prompt_validation` and
+    `job_result` of `qkv.serving.http.output_stream`, as the modules in `qkv.serving.routes` do.
+    """
     rules = rules or AccessRules()
     app = FastAPI(
         title="qkv",
@@ -51,13 +58,14 @@ def create_app(host: ModelHost, rules: AccessRules | None = None) -> RequestMidd
         redoc_url=None,
         redirect_slashes=False,
     )
-    for module in ROUTERS:
-        app.include_router(module.router)
+    for router in (*ROUTERS, *routers):
+        app.include_router(router)
 
+    playground.mount_files(app)
     errors.add_exception_handlers(app)
     describe(app)
 
-    middleware = RequestMiddleware(app, rules, ServerCounters())
+    middleware = RequestMiddleware(app, rules, ServerMetrics(host))
     app.state.host = host
     app.state.rules = rules
     app.state.middleware = middleware

@@ -1,4 +1,4 @@
-"""uvicorn's HTTP/1.1 protocol with time limits for clients that hold a connection.
+"""The connection of a client: the response on it, and time limits for clients that hold it.
 
 waiting for the headers of a request     HEADERS_SECONDS
 reading its body                         middleware.BODY_SECONDS
@@ -6,68 +6,190 @@ computing the response                   the deadline of the request
 the client reads the response            sse.STALLED
 idle, until the next request             uvicorn's keep-alive timeout
 closing, while the client still sends    LINGER_SECONDS
+
+`Connection` stands between asyncio and uvicorn's protocol, whichever implementation that is.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any, cast
 
-import h11
 from starlette.datastructures import MutableHeaders
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from starlette.types import Message, Send
 
 from qkv.serving.http import sse
 from qkv.serving.http.errors import error_response
-from qkv.serving.http.middleware import SECURITY
 
 HEADERS_SECONDS = 15.0
 """Time limit for the request line and headers."""
+HEADERS_BYTES = 64 << 10
+"""Bytes that may arrive before a request begins."""
 LINGER_SECONDS = 5.0
 """Time a client has to read a response that was sent before its request was complete."""
 LINGER_BYTES = 16 << 20
 """Bytes a client may send in that time."""
+SECURITY = {
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "X-Frame-Options": "DENY",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
+    "Cache-Control": "no-store",
+}
+NOT_HTTP = "request: not valid HTTP/1.1; check its request line, headers and body length"
 
 
-class Connection(H11Protocol):
-    """One connection, with timers for headers, unread responses and lingering."""
+class Outgoing:
+    """A `send` that adds the common headers, remembers the status and can cut the connection."""
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+    def __init__(self, send: Send, connection: Connection | None, *, unread: bool) -> None:
+        """Wrap `send` for one response.
+
+        Args:
+            send: The server's `send`.
+            connection: The client's connection; None without a network.
+            unread: Whether the request has a body, which is not read yet.
+        """
+        self.send = send
+        self.connection = connection
+        self.unread = unread
+        self.close = unread
+        """Whether the connection takes no further request."""
+        self.cross_origin = False
+        """Whether pages of other origins may read the response."""
+        self.status: int | None = None
+        self.streams = False
+        self.complete = False
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            headers = MutableHeaders(raw=list(message.get("headers", [])))
+            self.streams = headers.get("content-type", "").startswith("text/event-stream")
+            for name, value in SECURITY.items():
+                headers.setdefault(name, value)
+
+            if self.cross_origin:
+                headers["Cross-Origin-Resource-Policy"] = "cross-origin"
+
+            if self.close:
+                headers["Connection"] = "close"
+
+            message = {**message, "headers": headers.raw}
+        elif not message.get("more_body", False):
+            self.complete = True
+
+        await self.send(message)
+
+    def cut(self) -> None:
+        """Abort the connection and discard what is buffered for it; ASGI cannot express this."""
+        if self.connection is not None:
+            self.connection.transport.abort()
+
+
+class Connection(asyncio.Protocol):
+    """Passes everything on to uvicorn's protocol, and bounds what that leaves open.
+
+    The middleware finds it as scope["state"]["connection"], and calls `begin` and `end`.
+    """
+
+    transport: asyncio.Transport
+
+    def __init__(
+        self, protocol: Callable[..., Any], *, app_state: dict[str, Any], **options: Any
+    ) -> None:
+        """Create a connection; `options` are the other arguments of uvicorn's protocol."""
+        self.inner = protocol(app_state={**app_state, "connection": self}, **options)
+        self.loop = asyncio.get_running_loop()
+        self.lost = asyncio.Event()
+        """The client is gone."""
+        self.response: Outgoing | None = None
+        """The response to the request that is being answered."""
+        self.ahead = 0
+        """Bytes that arrived outside of a request: headers of the next one."""
+        self.parsing = False
+        self.refused = False
+        self.discarded = 0
         self.headers_timer: asyncio.TimerHandle | None = None
         self.unread_timer: asyncio.TimerHandle | None = None
         self.linger_timer: asyncio.TimerHandle | None = None
-        self.discarded = 0
-        super().connection_made(cast(asyncio.Transport, Lingering(transport, self)))
-        self.wait_for_headers()
+
+    # Requests
+
+    def begin(self, response: Outgoing) -> None:
+        """The headers of a request are complete."""
+        self.response = response
+        self.ahead = 0
+        if self.headers_timer is not None:
+            self.headers_timer.cancel()
+            self.headers_timer = None
+
+    def end(self, response: Outgoing) -> None:
+        """The response is complete, or there will be none."""
+        if self.response is response:  # otherwise the next request has begun
+            self.response = None
+            self.transport.resume_reading()
+            self.check_headers()
+
+        if self.unread_timer is None:
+            self.wait_for_reader(None)
+
+    # Events of the transport
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)
+        self.inner.connection_made(LingeringTransport(self))
+        self.headers_timer = self.loop.call_later(HEADERS_SECONDS, self.transport.abort)
 
     def data_received(self, data: bytes) -> None:
-        if self.transport.is_closing():
+        if self.linger_timer is not None:
             self.discarded += len(data)
             if self.discarded > LINGER_BYTES:
                 self.transport.abort()
 
             return
 
-        super().data_received(data)
-        self.wait_for_headers()
+        self.parsing = True
+        self.inner.data_received(data)
+        self.parsing = False
+        if self.response is None or not self.response.unread:
+            self.ahead += len(data)
+            self.loop.call_soon(self.check_headers)  # after the first step of a request's task
 
-    def wait_for_headers(self) -> None:
-        """Start or stop the timer of the headers; an idle connection is closed by uvicorn."""
-        waits = self.conn.their_state is h11.IDLE
-        if waits and self.headers_timer is None:
+    def eof_received(self) -> None:
+        self.inner.eof_received()
+
+    def pause_writing(self) -> None:
+        self.inner.pause_writing()
+
+    def resume_writing(self) -> None:
+        self.inner.resume_writing()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        for timer in (self.headers_timer, self.unread_timer, self.linger_timer):
+            if timer is not None:
+                timer.cancel()
+
+        self.lost.set()
+        self.inner.connection_lost(exc)
+
+    # Limits
+
+    def check_headers(self) -> None:
+        """Limit size and time of incomplete headers; an idle connection is closed by uvicorn."""
+        if not self.ahead or self.transport.is_closing():
+            return
+
+        if self.response is not None:
+            if self.ahead > HEADERS_BYTES:
+                self.transport.pause_reading()
+        elif self.ahead > HEADERS_BYTES:
+            self.refuse()
+        elif self.headers_timer is None:
             self.headers_timer = self.loop.call_later(HEADERS_SECONDS, self.transport.abort)
-        elif not waits and self.headers_timer is not None:
-            self.headers_timer.cancel()
-            self.headers_timer = None
-
-    def on_response_complete(self) -> None:
-        if self.unread_timer is None:
-            self.wait_for_reader(None)
-
-        if self.conn.their_state is h11.SEND_BODY and not self.transport.is_closing():
-            self.transport.close()  # no request can follow a body that was not read
-
-        super().on_response_complete()
 
     def wait_for_reader(self, before: int | None) -> None:
         """Require that the client reads half of the remaining response within each interval."""
@@ -78,67 +200,57 @@ class Connection(H11Protocol):
         elif left:
             self.unread_timer = self.loop.call_later(sse.STALLED, self.wait_for_reader, left)
 
-    def send_400_response(self, msg: str) -> None:
+    def refuse(self) -> None:
         """Answer bytes that are not HTTP with an error in JSON, and close the connection."""
-        if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):  # a response has started
+        if self.response is not None and self.response.status is not None:
             self.transport.abort()
             return
 
-        if self.cycle is not None:
-            self.cycle.disconnected = True  # the route must not send anything after this
+        refusal = error_response(400, NOT_HTTP, headers={**SECURITY, "Connection": "close"})
+        lines = [b"HTTP/1.1 400 Bad Request"]
+        lines += [name + b": " + value for name, value in refusal.raw_headers]
+        self.transport.write(b"\r\n".join([*lines, b"", bytes(refusal.body)]))
+        self.refused = True
+        self.close()
 
-        refusal = error_response(
-            400, "request: not valid HTTP/1.1; check its request line, headers and body length"
-        )
-        headers = MutableHeaders(raw=list(refusal.raw_headers))
-        headers.update({**SECURITY, "Connection": "close"})
-
-        for event in (
-            h11.Response(status_code=400, headers=headers.raw, reason=b"Bad Request"),
-            h11.Data(data=bytes(refusal.body)),
-            h11.EndOfMessage(),
-            h11.ConnectionClosed(),
-        ):
-            self.transport.write(self.conn.send(event) or b"")
-
-        self.transport.close()
-
-    def linger(self, transport: asyncio.Transport) -> None:
-        """Close the connection without losing the response.
+    def close(self) -> None:
+        """Close the connection without losing the response; a second call closes at once.
 
         Closing a socket with unread input resets the connection, and the client would see the
         reset instead of the response. So half-close it, discard what still arrives, and close when
         the client does, or when its time is over.
         """
-        unfinished = self.conn.their_state in (h11.SEND_BODY, h11.ERROR)
-        if not unfinished or self.linger_timer is not None or not transport.can_write_eof():
-            transport.close()
-        elif not transport.is_closing():
-            self.linger_timer = self.loop.call_later(LINGER_SECONDS, transport.abort)
-            transport.write_eof()
-            self.flow.resume_reading()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        for timer in (self.headers_timer, self.unread_timer, self.linger_timer):
-            if timer is not None:
-                timer.cancel()
-
-        super().connection_lost(exc)
+        unfinished = self.refused or (self.response is not None and self.response.unread)
+        if not unfinished or self.linger_timer is not None or not self.transport.can_write_eof():
+            self.transport.close()
+        elif not self.transport.is_closing():
+            self.linger_timer = self.loop.call_later(LINGER_SECONDS, self.transport.abort)
+            self.transport.write_eof()
+            self.transport.resume_reading()
 
 
-class Lingering:
-    """A transport whose `close` is `Connection.linger`; a second `close` closes at once."""
+class LingeringTransport:
+    """The transport that uvicorn's protocol sees: it lingers, and its own refusals are in JSON."""
 
-    def __init__(self, transport: asyncio.Transport, connection: Connection) -> None:
-        self.inner = transport
+    def __init__(self, connection: Connection) -> None:
         self.connection = connection
-        self.write = transport.write  # called for every event of a stream
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.inner, name)
+        return getattr(self.connection.transport, name)
 
     def is_closing(self) -> bool:
-        return self.connection.linger_timer is not None or self.inner.is_closing()
+        connection = self.connection
+        return connection.linger_timer is not None or connection.transport.is_closing()
+
+    def write(self, data: bytes) -> None:
+        if self.is_closing():
+            return
+
+        if self.connection.parsing:  # the parser does not understand the client
+            self.connection.refuse()
+        else:
+            self.connection.transport.write(data)
 
     def close(self) -> None:
-        self.connection.linger(self.inner)
+        if not self.connection.parsing:  # after a refusal, which closes
+            self.connection.close()

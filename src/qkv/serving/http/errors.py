@@ -17,7 +17,6 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from qkv.serving.engine.generation_request import RequestRefused
 from qkv.serving.error_log import log_unexpected
@@ -41,9 +40,11 @@ CODES = {
     500: "internal_error",
 }
 MESSAGES = {
+    400: "body: cannot be read; expected JSON in UTF-8, not nested too deeply",
     404: "this address does not exist; GET /openapi.json lists all routes",
     405: "this address does not support the method; GET /openapi.json lists all routes",
 }
+RETRY_AFTER = {429: 1.0, 503: 1.0}
 INTERNAL_ERROR = (
     "an unexpected error occurred in the server; your request is not at fault, and other "
     "requests are not affected"
@@ -100,7 +101,12 @@ def error_response(
 def exception_response(error: BaseException) -> Json:
     """The response to an exception; an unexpected one is logged and its details are not sent."""
     if isinstance(error, RequestRefused):
-        return refused_response(error)
+        details = {}
+        if error.status == 404:
+            details = {"code": "model_not_found", "param": "model"}
+
+        retry_after = error.retry_after or RETRY_AFTER.get(error.status)
+        return error_response(error.status, str(error), retry_after=retry_after, **details)
 
     if isinstance(error, ValueError):
         message = str(error)
@@ -116,68 +122,26 @@ def exception_response(error: BaseException) -> Json:
     return error_response(500, INTERNAL_ERROR)
 
 
-def refused_response(error: RequestRefused) -> Json:
-    retry_after = error.retry_after
-    if retry_after is None and error.status in (429, 503):
-        retry_after = 1.0
-
-    if error.status == 404:
-        return error_response(
-            404, str(error), code="model_not_found", param="model", retry_after=retry_after
-        )
-
-    return error_response(error.status, str(error), retry_after=retry_after)
-
-
 def add_exception_handlers(app: FastAPI) -> None:
     """Turn every exception of a route into an error response."""
 
     async def on_exception(request: Request, error: Exception) -> Json:
+        request.scope["logged"] = True  # Starlette raises an unexpected one again
         return exception_response(error)
 
-    async def on_invalid_body(request: Request, error: Exception) -> Json:
-        assert isinstance(error, RequestValidationError)
+    async def on_invalid_body(request: Request, error: Any) -> Json:
         message, param = validation_message(error.errors(), known_fields(request))
         return error_response(400, message, param=param)
 
-    async def on_http_exception(request: Request, error: Exception) -> Json:
-        assert isinstance(error, HTTPException)
-        if error.status_code == 400:
-            return error_response(
-                400, "body: cannot be read; expected JSON in UTF-8, not nested too deeply"
-            )
-
+    async def on_http_exception(request: Request, error: Any) -> Json:
         message = MESSAGES.get(error.status_code, "the request was refused")
         return error_response(error.status_code, message, headers=dict(error.headers or {}))
 
-    app.add_middleware(UnexpectedErrors)
     app.add_exception_handler(RequestRefused, on_exception)
     app.add_exception_handler(ValueError, on_exception)
+    app.add_exception_handler(Exception, on_exception)
     app.add_exception_handler(RequestValidationError, on_invalid_body)
     app.add_exception_handler(HTTPException, on_http_exception)
-
-
-class UnexpectedErrors:
-    """Middleware around all routes: an unhandled exception becomes an error response."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self.app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        started = False
-
-        async def tracked_send(message: Message) -> None:
-            nonlocal started
-            started = True
-            await send(message)
-
-        try:
-            await self.app(scope, receive, tracked_send)
-        except Exception as error:
-            if started:  # too late for another response: the connection is cut
-                raise
-
-            await exception_response(error)(scope, receive, send)
 
 
 def validation_message(errors: Sequence[Any], known: Sequence[str]) -> tuple[str, str | None]:
@@ -238,7 +202,7 @@ def expectation(error: Any) -> str:
         return f"this field is missing{at}"
     if kind == "extra_forbidden":
         return f"unknown field; remove it{at}"
-    if kind == "none_required" or (kind == "too_long" and error["ctx"]["max_length"] == 0):
+    if kind == "none_required" or error.get("ctx", {}).get("max_length") == 0:
         return f"{UNSUPPORTED}{at}"
     if kind == "string_pattern_mismatch":  # only heads_off has a pattern
         return f'expected such as "3.5", head 5 of layer 3, or "2.*"{at}'

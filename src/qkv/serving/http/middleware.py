@@ -16,19 +16,24 @@ from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from http import HTTPStatus
 from typing import Any
 
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import Headers
+from starlette.middleware.cors import CORSMiddleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.requests import cookie_parser
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from qkv.serving.addresses import LOOPBACK
 from qkv.serving.error_log import log_unexpected
-from qkv.serving.http.auth import Keys, bearer_key, host_name, is_own_origin
+from qkv.serving.http.auth import COOKIE, Keys, bearer_key, is_own_origin
 from qkv.serving.http.auth_attempts import AuthAttempts, TooManyAttempts, address_of
+from qkv.serving.http.connection import Connection, Outgoing
 from qkv.serving.http.errors import INTERNAL_ERROR, error_response, exception_response
-from qkv.serving.http.prometheus import ServerCounters
+from qkv.serving.http.prometheus import ServerMetrics
 from qkv.serving.http.sign_in_page import FORM, key_in, sign_in_page
 from qkv.serving.http.sse import ClientDisconnected
 
@@ -37,15 +42,10 @@ BODY_SECONDS = 30.0
 """Time limit for reading a body."""
 DISCONNECTED = 499
 """Status that is counted when a client disconnects before its response."""
-CORS_HEADERS = "authorization, content-type"
-SECURITY = {
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
-    "X-Frame-Options": "DENY",
-    "Cross-Origin-Resource-Policy": "same-origin",
-    "Cross-Origin-Opener-Policy": "same-origin",
-    "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
-    "Cache-Control": "no-store",
+CORS: Any = {
+    "allow_methods": ("GET", "POST"),
+    "allow_headers": "*",
+    "expose_headers": ("retry-after",),
 }
 
 
@@ -68,14 +68,16 @@ class AccessRules:
 class RequestMiddleware:
     """The ASGI application that the server runs: checks, logs and counts every request."""
 
-    def __init__(self, app: ASGIApp, rules: AccessRules, counters: ServerCounters) -> None:
+    def __init__(self, app: ASGIApp, rules: AccessRules, metrics: ServerMetrics) -> None:
         self.app = app
         self.rules = rules
-        self.counters = counters
+        self.metrics = metrics
+        self.hosts = TrustedHostMiddleware(mark_trusted, rules.names, www_redirect=False)
         self.keys = Keys(rules.keys)
         self.attempts = AuthAttempts(self.keys)
         self.draining = False
         self.running: set[asyncio.Task[Any]] = set()
+        metrics.running.set_function(lambda: len(self.running))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -93,27 +95,34 @@ class RequestMiddleware:
         if method == "HEAD":  # handled as GET; uvicorn drops the body
             scope = {**scope, "method": "GET"}
 
-        out = Outgoing(
-            send,
-            self.allowed_origin(headers),
-            headers.get("access-control-request-headers", CORS_HEADERS),
-            close=self.draining or has_body(headers),
-        )
+        connection = scope.get("state", {}).get("connection")
+        out = Outgoing(send, connection, unread=has_body(headers))
+        out.close = out.unread or self.draining
+        app: ASGIApp = partial(self.handle, out)
+        if self.allows_origin(headers):
+            out.cross_origin = True
+            app = CORSMiddleware(app, self.rules.cors, **CORS)
+
         task = asyncio.current_task()
         assert task is not None
         self.running.add(task)
+        if connection is not None:
+            connection.begin(out)
 
         try:
-            await self.handle(scope, receive, out, headers)
+            await app(scope, receive, out)
         except ClientDisconnected:
             out.cut()
         except (Exception, asyncio.CancelledError) as error:
             await self.answer_failure(error, scope, receive, out)
         finally:
+            if connection is not None:
+                connection.end(out)
+
             self.running.discard(task)
             seconds = time.monotonic() - began
             route = getattr(scope.get("route"), "path", "other")
-            self.counters.add(route, out.status or DISCONNECTED, seconds)
+            self.metrics.count(route, out.status or DISCONNECTED, seconds)
             path = printable(scope["path"])
             log.info("%s %s %s %.0f ms", method, path, out.status or "gone", 1000 * seconds)
 
@@ -125,16 +134,18 @@ class RequestMiddleware:
             await answer_cancelled(scope, receive, out)
             return
 
-        log_unexpected(error)
-        if out.status is not None:
-            out.cut()
-        else:
-            await error_response(500, INTERNAL_ERROR)(scope, receive, out)
+        if "logged" not in scope:
+            log_unexpected(error)
 
-    async def handle(
-        self, scope: Scope, receive: Receive, send: Outgoing, headers: Headers
-    ) -> None:
+        if out.status is None:
+            await error_response(500, INTERNAL_ERROR)(scope, receive, out)
+        elif not out.complete:
+            out.cut()
+
+    async def handle(self, out: Outgoing, scope: Scope, receive: Receive, send: Send) -> None:
         """Check a request, read its body and pass both on."""
+        headers = Headers(scope=scope)
+        await self.hosts(scope, receive, ignore)
         refusal = self.refusal(scope, headers)
         if refusal is not None:
             await refusal(scope, receive, send)
@@ -150,11 +161,12 @@ class RequestMiddleware:
             await body(scope, receive, send)
             return
 
-        send.close = self.draining
+        out.unread = False
+        out.close = self.draining
         if is_sign_in(scope) and self.keys:
             await self.sign_in(scope, body)(scope, receive, send)
         else:
-            await self.app(scope, replayed(body, receive), send)
+            await self.app(scope, replayed(body, receive, out.connection), send)
 
     # Checks
 
@@ -163,8 +175,8 @@ class RequestMiddleware:
         return (
             self.ambiguous_length(scope, headers)
             or self.stopping(scope)
-            or self.wrong_host(headers)
-            or self.cross_origin(scope, headers)
+            or self.wrong_host(scope)
+            or self.wrong_origin(headers)
             or self.missing_key(scope, headers)
             or self.wrong_type(scope, headers)
         )
@@ -187,30 +199,29 @@ class RequestMiddleware:
             503, "the server is stopping and takes no new requests; try again soon", retry_after=5
         )
 
-    def wrong_host(self, headers: Headers) -> Response | None:
-        names = self.rules.names
-        if names is None or host_name(headers.get("host", "")) in names:
+    def wrong_host(self, scope: Scope) -> Response | None:
+        if scope.get("trusted_host"):
+            return None
+
+        names = ", ".join(self.rules.names or ())
+        return error_response(403, f"host: this server only answers to {names}", code="wrong_host")
+
+    def wrong_origin(self, headers: Headers) -> Response | None:
+        origin = headers.get("origin")
+        if origin is None or self.allows_origin(headers):
+            return None
+        if is_own_origin(origin, headers.get("host", "")):
             return None
 
         return error_response(
-            403, f"host: this server only answers to {', '.join(names)}", code="wrong_host"
+            403,
+            "cross-origin requests are blocked; start the server with --cors ORIGIN",
+            code="wrong_origin",
         )
 
-    def cross_origin(self, scope: Scope, headers: Headers) -> Response | None:
-        origin = headers.get("origin")
-        if origin is None or is_own_origin(origin, headers.get("host", "")):
-            return None
-
-        if self.allowed_origin(headers) is None:
-            return error_response(
-                403,
-                "cross-origin requests are blocked; start the server with --cors ORIGIN",
-                code="wrong_origin",
-            )
-        if scope["method"] == "OPTIONS" and "access-control-request-method" in headers:
-            return Response(status_code=HTTPStatus.NO_CONTENT)  # `Outgoing` adds the CORS headers
-
-        return None
+    def allows_origin(self, headers: Headers) -> bool:
+        """Whether CORS allows the origin of a request."""
+        return "origin" in headers and not {headers["origin"], "*"}.isdisjoint(self.rules.cors)
 
     def missing_key(self, scope: Scope, headers: Headers) -> Response | None:
         """The response to a request without the key it needs.
@@ -219,8 +230,9 @@ class RequestMiddleware:
         """
         path = scope["path"]
         key = bearer_key(headers)
+        cookies = cookie_parser(headers.get("cookie", ""))
         paused: TooManyAttempts | None = None
-        scope["signed_in"] = not self.keys or self.keys.admits_cookie(headers)
+        scope["signed_in"] = not self.keys or self.keys.admits_cookie(cookies.get(COOKIE, ""))
         if key and not scope["signed_in"]:
             try:
                 scope["signed_in"] = self.attempts.check(address_of(scope), key) is not None
@@ -249,16 +261,6 @@ class RequestMiddleware:
             return error_response(415, f"content-type: expected {FORM}")
 
         return None
-
-    def allowed_origin(self, headers: Mapping[str, str]) -> str | None:
-        """The value of Access-Control-Allow-Origin, or None."""
-        origin = headers.get("origin")
-        if origin is None:
-            return None
-        if origin in self.rules.cors:
-            return origin
-
-        return "*" if "*" in self.rules.cors else None
 
     # The body
 
@@ -332,65 +334,26 @@ def printable(path: str) -> str:
     return "".join(sign if sign.isprintable() else "?" for sign in shown)
 
 
-def replayed(body: bytes, receive: Receive) -> Receive:
+async def mark_trusted(scope: Scope, receive: Receive, send: Send) -> None:
+    """What Starlette's host middleware calls if the Host header is one of the server's names."""
+    scope["trusted_host"] = True
+
+
+async def ignore(message: Message) -> None:
+    """A `send` for Starlette's refusal of a host; `wrong_host` words it like other errors."""
+
+
+def replayed(body: bytes, receive: Receive, connection: Connection | None) -> Receive:
     """A `receive` that returns the body again, and then what follows: the disconnect."""
     messages: deque[Message] = deque([{"type": "http.request", "body": body, "more_body": False}])
 
     async def receive_again() -> Message:
-        return messages.popleft() if messages else await receive()
+        if messages:
+            return messages.popleft()
+        if connection is None:
+            return await receive()
+
+        await connection.lost.wait()  # httptools reports it to the last pipelined request only
+        return {"type": "http.disconnect"}
 
     return receive_again
-
-
-class Outgoing:
-    """A `send` that adds the common headers, remembers the status and can cut the connection."""
-
-    def __init__(self, send: Send, origin: str | None, cors_headers: str, close: bool) -> None:
-        """Wrap `send` for one response.
-
-        Args:
-            send: The server's `send`.
-            origin: The allowed origin, if the request is cross-origin.
-            cors_headers: Request headers that pages of that origin may send.
-            close: Whether the connection takes no further request.
-        """
-        self.send = send
-        self.origin = origin
-        self.cors_headers = cors_headers
-        self.close = close
-        self.status: int | None = None
-        self.streams = False
-
-    async def __call__(self, message: Message) -> None:
-        if message["type"] == "http.response.start":
-            self.status = message["status"]
-            headers = MutableHeaders(raw=list(message.get("headers", [])))
-            self.streams = headers.get("content-type", "").startswith("text/event-stream")
-            self.add_headers(headers)
-            message = {**message, "headers": headers.raw}
-
-        await self.send(message)
-
-    def add_headers(self, headers: MutableHeaders) -> None:
-        for name, value in SECURITY.items():
-            headers.setdefault(name, value)
-
-        if self.close:
-            headers["Connection"] = "close"
-
-        if self.origin is not None:
-            headers["Access-Control-Allow-Origin"] = self.origin
-            headers["Access-Control-Allow-Headers"] = self.cors_headers
-            headers["Access-Control-Allow-Methods"] = "GET, POST"
-            headers["Access-Control-Expose-Headers"] = "retry-after"
-            headers["Cross-Origin-Resource-Policy"] = "cross-origin"
-            headers.add_vary_header("Origin")
-
-    def cut(self) -> None:
-        """Abort the connection and discard what is buffered for it.
-
-        ASGI cannot express this; uvicorn's `send` is a method of an object with the transport.
-        """
-        transport = getattr(getattr(self.send, "__self__", None), "transport", None)
-        if transport is not None:
-            transport.abort()

@@ -1,10 +1,15 @@
-"""Metrics of the server in Prometheus' text format."""
+"""Metrics of the server for Prometheus; every application has a registry of its own."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Gauge
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from qkv.serving.model_host import ModelEntry, ModelHost
 
 HELP = {
     "waiting": "Requests that wait for their first step.",
@@ -26,75 +31,50 @@ GAUGES = {"waiting", "running", "blocks_total", "blocks_used", "cache_bytes"}
 STATES = ("loading", "ready", "failed")
 
 
-class ServerCounters:
-    """Responses by route and status, and the seconds they took."""
+class ServerMetrics:
+    """Responses by route and status, and the metrics of a host's models."""
 
-    def __init__(self) -> None:
-        self.responses: Counter[tuple[str, int]] = Counter()
-        self.seconds: Counter[str] = Counter()
+    def __init__(self, host: ModelHost) -> None:
+        self.registry = registry = CollectorRegistry()
+        meaning = "Responses, by route and status."
+        labels = ("route", "status")
+        self.responses = Counter("qkv_http_requests", meaning, labels, registry=registry)
+        meaning = "Seconds spent on requests, by route."
+        self.seconds = Counter("qkv_http_request_seconds", meaning, ("route",), registry=registry)
+        meaning = "Requests that are being answered."
+        self.running = Gauge("qkv_http_requests_running", meaning, registry=registry)
+        self.registry.register(ModelCollector(host.entries))
+        for histogram in host.timings.histograms:
+            self.registry.register(histogram)
 
-    def add(self, route: str, status: int, seconds: float) -> None:
+    def count(self, route: str, status: int, seconds: float) -> None:
         """Count one response."""
-        self.responses[route, status] += 1
-        self.seconds[route] += seconds  # type: ignore[assignment]
+        self.responses.labels(route, status).inc()
+        self.seconds.labels(route).inc(seconds)
 
 
-def prometheus(counters: ServerCounters, running: int, entries: Mapping[str, Any]) -> str:
-    """All metrics as text: of the server and of the models by name."""
-    lines = [*server_lines(counters, running), *model_lines(entries)]
-    return "\n".join(lines) + "\n"
+class ModelCollector(Collector):
+    """The state of every model, and the counters and gauges of its engine."""
 
+    def __init__(self, entries: Mapping[str, ModelEntry]) -> None:
+        self.entries = entries
 
-def server_lines(counters: ServerCounters, running: int) -> Iterator[str]:
-    name = "qkv_http_requests_total"
-    yield from header(name, "counter", "Responses, by route and status.")
-    for (route, status), count in sorted(counters.responses.items()):
-        yield f"{name}{labels(route=route, status=status)} {count}"
+    def collect(self) -> Iterator[Metric]:
+        """The present values, read when Prometheus asks for them."""
+        states = GaugeMetricFamily(
+            "qkv_model_state", "1 for the state that a model is in.", labels=("model", "state")
+        )
+        families: dict[str, Any] = {}
 
-    name = "qkv_http_request_seconds_total"
-    yield from header(name, "counter", "Seconds spent on requests, by route.")
-    for route, seconds in sorted(counters.seconds.items()):
-        yield f"{name}{labels(route=route)} {seconds:.6f}"
+        for model, entry in list(self.entries.items()):
+            for state in STATES:
+                states.add_metric((model, state), entry.state == state)
 
-    name = "qkv_http_requests_running"
-    yield from header(name, "gauge", "Requests that are being answered.")
-    yield f"{name} {running}"
+            for name, value in entry.metrics().items():
+                if name not in families:
+                    kind = GaugeMetricFamily if name in GAUGES else CounterMetricFamily
+                    families[name] = kind(f"qkv_{name}", HELP.get(name, name), labels=("model",))
 
+                families[name].add_metric((model,), value)
 
-def model_lines(entries: Mapping[str, Any]) -> Iterator[str]:
-    yield from header("qkv_model_state", "gauge", "1 for the state that a model is in.")
-    for model, entry in entries.items():
-        for state in STATES:
-            active = int(entry.state == state)
-            yield f"qkv_model_state{labels(model=model, state=state)} {active}"
-
-    # Metrics by name, then by model
-    values: dict[str, dict[str, float]] = {}
-    for model, entry in entries.items():
-        for metric, value in entry.metrics().items():
-            values.setdefault(metric, {})[model] = value
-
-    for metric, by_model in values.items():
-        name = f"qkv_{metric}"
-        kind = "gauge"
-        if metric in HELP and metric not in GAUGES:
-            kind = "counter"
-            name += "_total"
-
-        yield from header(name, kind, HELP.get(metric, metric.replace("_", " ")))
-        for model, value in by_model.items():
-            yield f"{name}{labels(model=model)} {value:.10g}"
-
-
-def header(name: str, kind: str, meaning: str) -> Iterator[str]:
-    yield f"# HELP {name} {meaning}"
-    yield f"# TYPE {name} {kind}"
-
-
-def labels(**values: Any) -> str:
-    pairs = [f'{name}="{escaped(str(value))}"' for name, value in values.items()]
-    return "{" + ",".join(pairs) + "}"
-
-
-def escaped(value: str) -> str:
-    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+        return iter([states, *families.values()])

@@ -11,7 +11,9 @@ import logging
 import socket
 import threading
 from collections.abc import Callable
+from functools import partial
 from types import FrameType
+from typing import Any
 
 import uvicorn
 
@@ -19,7 +21,6 @@ from qkv.serving.http.connection import Connection
 from qkv.serving.http.middleware import RequestMiddleware
 
 log = logging.getLogger("qkv.serving")
-TICK = 0.05
 BACKLOG = 2048
 LAST_SECONDS = 10.0
 """Seconds after draining in which the server must have stopped."""
@@ -29,7 +30,11 @@ class Server(uvicorn.Server):
     """Runs the application, and drains it when it is asked to stop."""
 
     def __init__(
-        self, app: RequestMiddleware, drain: float, at_once: Callable[[], None] | None = None
+        self,
+        app: RequestMiddleware,
+        drain: float,
+        at_once: Callable[[], None] | None = None,
+        **options: Any,
     ) -> None:
         """Create a server.
 
@@ -38,6 +43,7 @@ class Server(uvicorn.Server):
             drain: Seconds that running requests have after the first signal.
             at_once: Ends the process, because returning normally would wait for threads that
                 still work. Called after the second signal, and if draining takes too long.
+            options: Further options of `uvicorn.Config`, such as http="h11".
         """
         # No access log: the middleware writes one, without queries.
         config = uvicorn.Config(
@@ -47,10 +53,10 @@ class Server(uvicorn.Server):
             log_config=None,
             timeout_graceful_shutdown=1,
             backlog=BACKLOG,
-            http=Connection,
             ws="none",
             lifespan="off",
             timeout_keep_alive=30,
+            **options,
         )
         super().__init__(config)
         self.app = app
@@ -70,6 +76,11 @@ class Server(uvicorn.Server):
         await super().serve(sockets)
         if self.force_exit and self.at_once is not None:
             self.at_once()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        protocol = self.config.http_protocol_class
+        self.config.http_protocol_class = partial(Connection, protocol)  # type: ignore[assignment]
+        await super().startup(sockets)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self.app.draining = True  # cancelled requests get a 503
@@ -119,11 +130,7 @@ class Server(uvicorn.Server):
                 "draining %d running requests; signal again to stop at once",
                 len(self.app.running),
             )
-
-        left = self.drain
-        while self.app.running and left > 0 and not self.should_exit:
-            await asyncio.sleep(TICK)
-            left -= TICK
+            await asyncio.wait(self.app.running, timeout=self.drain)
 
         for task in self.app.running:
             task.cancel()

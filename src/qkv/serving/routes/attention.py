@@ -10,13 +10,12 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from qkv.insight.inspect.attention_edits import Edit, apply_edits
-from qkv.insight.inspect.capture import attention_sites
 from qkv.insight.inspect.look_data import LENS_MAX_TOKENS
 from qkv.insight.inspect.model_input import Reading, make_side, read
 from qkv.insight.look import Look, longest_side, look
 from qkv.insight.render.page import EXACT, blocks, cells, compact, described, opening
-from qkv.models import GPT, RNN, Transformer
 from qkv.models.model import Model
+from qkv.models.sites import attends, attention_sites
 from qkv.serving.http.errors import Json
 from qkv.serving.http.output_stream import job_result
 from qkv.serving.http.params import parse_heads_off, request_deadline
@@ -41,13 +40,13 @@ async def attention(body: AttentionRequest, request: Request) -> Response:
     """Attention of all layers and heads, next tokens, predictions after each layer, and norms."""
     entry, model, tokenizer = ready_model(request, body.model)
     deadline = request_deadline(request, body.timeout)
-    if isinstance(model, RNN) and model.config.attention == "none":
+    if not attends(model):
         raise ValueError("model: this RNN has no attention")
 
     heads_off = parse_heads_off(model, body.heads_off)
     sequence = body.sequence
     ids: list[int] | None = None
-    if isinstance(model, GPT) and sequence is not None:
+    if model.predicts == "next" and sequence is not None:
         work = prompt_token_ids
         size = len(sequence)
         ids = await prepare(
@@ -57,7 +56,7 @@ async def attention(body: AttentionRequest, request: Request) -> Response:
         raise ValueError("text: only a GPT takes ids; expected a text")
 
     def look_inside(model: Any, tokenizer: Tokenizer) -> Look:
-        kind = "decoder" if isinstance(model, Transformer) else None
+        kind = "decoder" if "decoder" in model.stacks else None
         edits = [Edit(layer, head, kind=kind) for layer, head in heads_off]
         # The engine's thread is in inference mode; the norms need gradients.
         with torch.inference_mode(False), torch.enable_grad(), apply_edits(model, edits):

@@ -49,7 +49,7 @@ async def embed(body: EmbeddingRequest, request: Request) -> Response:
     """Embed texts as vectors of length 1: the mean over the tokens, or the model's own pooling."""
     entry, model, tokenizer = ready_model(request, body.model)
     deadline = request_deadline(request, body.timeout)
-    if not isinstance(backbone_of(model), BERT):
+    if model.is_causal or model.has_source:
         check_family(model, body.model, BERT, "makes no vectors of texts")
 
     width = model.config.width
@@ -90,7 +90,7 @@ async def embed(body: EmbeddingRequest, request: Request) -> Response:
     return await write_out(len(rows) * width, reply)
 
 
-def framed_ids(model: BERT | TaskModel, tokenizer: Tokenizer, text: str | list[int]) -> list[int]:
+def framed_ids(model: Model, tokenizer: Tokenizer, text: str | list[int]) -> list[int]:
     """The ids of a text with the special tokens around it; ids are taken as they are."""
     if isinstance(text, str):
         ids = frame_tokens(model, tokenizer)["self"].around(tokenizer.encode(text))
@@ -119,8 +119,7 @@ def text_vectors(
 ) -> list[Float[Tensor, "E"]]:
     """One vector of length 1 per text."""
     backbone = backbone_of(model)
-    assert isinstance(backbone, BERT)
-    pooling = model.config.head.pooling if isinstance(model, TaskModel) else "mean"
+    pooling = "mean" if model.task is None else model.task.pooling
     device = next(model.parameters()).device
 
     # Pad
@@ -153,7 +152,7 @@ async def fill_masks(body: FillRequest, request: Request) -> Response:
     entry, model, tokenizer = ready_model(request, body.model)
     deadline = request_deadline(request, body.timeout)
     check_family(model, body.model, BERT, "does not predict masked tokens")
-    if not model.config.mlm_head:
+    if model.predicts != "masked":
         raise ValueError(
             f"model: {body.model} has no masked-word head, so it cannot fill masks; "
             "use /v1/embeddings"

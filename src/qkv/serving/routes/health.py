@@ -5,15 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from fastapi import APIRouter, Path, Request
+from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from starlette.responses import PlainTextResponse, Response
 
 from qkv.generation.generate import context_limit
-from qkv.insight.inspect.capture import attention_sites
-from qkv.models import BERT, GPT, RNN, TaskModel, Transformer
 from qkv.models.model import Model, backbone_of
-from qkv.serving.engine.generation_request import RequestRefused
+from qkv.models.sites import attends, attention_sites, output_stack
 from qkv.serving.http.errors import Json
-from qkv.serving.http.prometheus import prometheus
 from qkv.serving.http.prompt_validation import host_of
 from qkv.serving.http.schema.openapi import Responses, refusals
 from qkv.serving.http.schema.response_schema import Health, ModelList, ServedModel
@@ -81,9 +79,8 @@ def server_status(host: ModelHost, *, draining: bool) -> str:
 )
 async def metrics(request: Request) -> Response:
     """Metrics of the server for Prometheus."""
-    middleware = request.app.state.middleware
-    text = prometheus(middleware.counters, len(middleware.running), host_of(request).entries)
-    return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
+    metrics = request.app.state.middleware.metrics
+    return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
 
 @router.get("/v1/models", responses=MODEL_LIST | refusals(400, 401, 403, 413, 429, 500, 503))
@@ -98,12 +95,7 @@ async def models(request: Request) -> Response:
 )
 async def model(request: Request, name: str = Path(max_length=200)) -> Response:
     """One model."""
-    entries = host_of(request).entries
-    if name not in entries:
-        names = ", ".join(entries)
-        raise RequestRefused(404, f"model: {name[:60]!r} does not exist; expected one of: {names}")
-
-    return Json(described(request, entries[name]))
+    return Json(described(request, host_of(request).entry(name)))
 
 
 def described(request: Request, entry: ModelEntry) -> dict[str, Any]:
@@ -127,48 +119,33 @@ def described(request: Request, entry: ModelEntry) -> dict[str, Any]:
 def model_details(model: Model, tokenizer: Tokenizer) -> dict[str, Any]:
     """Size and abilities of a loaded model."""
     backbone = backbone_of(model)
-    depth = len(backbone.decoder.blocks) if isinstance(backbone, Transformer) else None
+    stack = output_stack(model)
     details: dict[str, Any] = {
         "task": None,
-        "context": None,
-        "layers": depth or backbone.config.depth,
+        "context": context_limit(backbone, "refuse"),
+        "layers": backbone.config.depth if stack is None else len(stack[1].blocks),
         "heads": getattr(backbone.config, "heads", None),
         "vocabulary": model.config.vocabulary,
         "can": abilities(model, tokenizer),
-        "kinds": [],
+        "kinds": [site.kind for site in attention_sites(model)] if attends(model) else [],
     }
-
-    if isinstance(model, TaskModel):
-        head = model.config.head
-        details["task"] = head.task
-        details["context"] = model.config.context
-        if head.labels:
-            details["labels"] = list(head.labels)
-    else:
-        details["context"] = context_limit(backbone, "refuse")
-
-    if attends(model):
-        details["kinds"] = [site.kind for site in attention_sites(model)]
+    if model.task is not None:
+        details |= {"task": model.task.task, "context": model.config.context}
+        if model.task.labels:
+            details["labels"] = list(model.task.labels)
 
     return details
 
 
-def attends(model: Model) -> bool:
-    """Whether the model has attention; an RNN may have none."""
-    backbone = backbone_of(model)
-    return not (isinstance(backbone, RNN) and backbone.config.attention == "none")
-
-
 def abilities(model: Model, tokenizer: Tokenizer) -> list[str]:
     """What can be requested of a model."""
-    fills = isinstance(model, BERT) and model.config.mlm_head and tokenizer.mask is not None
     can = {
-        "complete": isinstance(model, GPT),
-        "chat": isinstance(model, GPT) and tokenizer.chat_template is not None,
-        "translate": isinstance(model, Transformer | RNN),
-        "fill": fills,
-        "classify": isinstance(model, TaskModel),
-        "embed": isinstance(backbone_of(model), BERT),
+        "complete": model.predicts == "next",
+        "chat": model.predicts == "next" and tokenizer.chat_template is not None,
+        "translate": model.predicts == "target",
+        "fill": model.predicts == "masked" and tokenizer.mask is not None,
+        "classify": model.task is not None,
+        "embed": not (model.is_causal or model.has_source),
         "attention": attends(model),
         "tokenize": True,
     }

@@ -12,7 +12,7 @@ import pytest
 
 from qkv.serving.http.middleware import AccessRules
 from qkv.serving.model_host import ModelHost
-from support.small_server import Running, running
+from support.small_server import IMPLEMENTATIONS, Running, running
 from support.waiting import PATIENCE, until
 
 KEY = "a-key-of-this-server"
@@ -44,12 +44,12 @@ BODIES = {
 }
 
 
-@pytest.fixture(scope="module")
-def locked(host: ModelHost) -> Iterator[Running]:
+@pytest.fixture(scope="module", params=IMPLEMENTATIONS)
+def locked(host: ModelHost, request: pytest.FixtureRequest) -> Iterator[Running]:
     """A server with keys, whose time limits, except for lingering, are longer than any test."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("qkv.serving.http.connection.LINGER_SECONDS", 0.05)
-        with running(host, AccessRules(keys=(KEY,))) as server:
+        with running(host, AccessRules(keys=(KEY,)), **IMPLEMENTATIONS[request.param]) as server:
             server.server.config.timeout_keep_alive = 10**6
             yield server
 
@@ -83,9 +83,9 @@ def test_a_refused_request_with_an_unread_body_loses_its_connection(
     assert not locked.app.running
 
 
-def sending(line: socket.socket) -> bool:
+def sending(line: socket.socket, data: bytes = b"x") -> bool:
     try:
-        line.sendall(b"x")
+        line.sendall(data)
     except OSError:
         return False
     return True
@@ -216,3 +216,26 @@ def test_a_client_that_opens_many_refused_requests_holds_none_of_them(locked: Ru
     until(lambda: not locked.server.server_state.connections)
     for line in lines:
         line.close()
+
+
+def test_headers_that_never_end_are_refused(locked: Running) -> None:
+    """The parser would keep them; a second request, while the first is answered, too."""
+    with connected(locked) as line:
+        line.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n")
+        sent = 0
+        while sending(line, b"X-A: " + b"a" * 8192 + b"\r\n") and sent < 64 << 20:
+            sent += 8192
+        assert sent < 64 << 20
+    until(lambda: not locked.server.server_state.connections)
+
+
+def test_requests_sent_at_once_are_answered_in_order(locked: Running) -> None:
+    """Pipelined requests; the connection is idle after the last of them."""
+    head = OPEN.replace(b"POST /v1/completions", b"GET /%s")
+    with connected(locked) as line:
+        line.sendall(b"".join(head % path + b"\r\n" for path in (b"health", b"no", b"health")))
+        received = b""
+        while received.count(b"HTTP/1.1 ") < 3 or not received.endswith(b"}"):
+            received += line.recv(65536)
+    statuses = [part[:3] for part in received.split(b"HTTP/1.1 ")[1:]]
+    assert statuses == [b"200", b"404", b"200"]

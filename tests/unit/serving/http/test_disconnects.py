@@ -25,11 +25,11 @@ from qkv.generation.text import complete
 from qkv.serving.http.app import create_app
 from qkv.serving.http.connection import Connection
 from qkv.serving.http.middleware import AccessRules, RequestMiddleware
-from qkv.serving.http.prometheus import ServerCounters
+from qkv.serving.http.prometheus import ServerMetrics
 from qkv.serving.http.server import Server, bind_socket
 from qkv.serving.model_host import ModelHost
 from support.serving_fixtures import Models
-from support.small_server import Running, hosting, running
+from support.small_server import IMPLEMENTATIONS, Running, hosting, running
 from support.waiting import PATIENCE, until
 
 pytestmark = pytest.mark.usefixtures("without_shape_checks")
@@ -44,6 +44,11 @@ def crowd(models: Models) -> Iterator[ModelHost]:
     )
     yield host
     host.close()
+
+
+@pytest.fixture(params=IMPLEMENTATIONS)
+def implementation(request: pytest.FixtureRequest) -> dict[str, str]:
+    return IMPLEMENTATIONS[request.param]
 
 
 def wire(body: dict[str, Any], route: str = "completions") -> bytes:
@@ -123,7 +128,9 @@ def test_500_streams_at_once_equal_their_solo_runs(crowd: ModelHost, models: Mod
         until(lambda: not server.app.running)
 
 
-def test_200_clients_that_disconnect_leave_nothing_behind(crowd: ModelHost) -> None:
+def test_200_clients_that_disconnect_leave_nothing_behind(
+    crowd: ModelHost, implementation: dict[str, str]
+) -> None:
     before = crowd.entries["long"].metrics()["cancelled"]
 
     async def vanish(port: int, number: int) -> None:
@@ -137,7 +144,7 @@ def test_200_clients_that_disconnect_leave_nothing_behind(crowd: ModelHost) -> N
     async def all_at_once(port: int) -> None:
         await asyncio.gather(*(vanish(port, number) for number in range(200)))
 
-    with running(crowd) as server:
+    with running(crowd, **implementation) as server:
         asyncio.run(all_at_once(server.port))
         until(lambda: empty(crowd) and not server.app.running)
         assert crowd.entries["long"].metrics()["cancelled"] > before
@@ -149,10 +156,25 @@ def test_200_clients_that_disconnect_leave_nothing_behind(crowd: ModelHost) -> N
         assert answer.status_code == 200
 
 
-def test_a_client_that_disconnects_before_its_response(crowd: ModelHost, gate: Gate) -> None:
+def test_a_client_that_has_sent_two_requests_disconnects(
+    crowd: ModelHost, implementation: dict[str, str]
+) -> None:
+    """The first one learns of it although uvicorn has parsed the second."""
+    first = wire({**LONG, "stream": True}).replace(b"Connection: close\r\n", b"")
+    with running(crowd, **implementation) as server:
+        line = socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE)
+        line.sendall(first + first)
+        assert line.recv(64).startswith(b"HTTP/1.1 200")
+        line.close()
+        until(lambda: empty(crowd) and not server.app.running)
+
+
+def test_a_client_that_disconnects_before_its_response(
+    crowd: ModelHost, implementation: dict[str, str], gate: Gate
+) -> None:
     """Nothing is streamed, so nothing is written: only the connection shows that it is gone."""
     before = crowd.entries["long"].metrics()["cancelled"]
-    with running(crowd) as server:
+    with running(crowd, **implementation) as server:
         line = socket.create_connection(("127.0.0.1", server.port))
         line.sendall(wire(LONG))
         assert gate.closed.wait(PATIENCE)
@@ -165,12 +187,12 @@ def test_a_client_that_disconnects_before_its_response(crowd: ModelHost, gate: G
 
 
 def test_a_client_that_reads_nothing_delays_no_other(
-    crowd: ModelHost, monkeypatch: pytest.MonkeyPatch
+    crowd: ModelHost, implementation: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its output is generated into a queue; then its connection is cut and its buffer dropped."""
     monkeypatch.setattr("qkv.serving.http.sse.STALLED", 0.3)
     before = crowd.entries["long"].metrics()["steps"]
-    with running(crowd, buffer=8192) as server, socket.socket() as line:
+    with running(crowd, buffer=8192, **implementation) as server, socket.socket() as line:
         line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         line.connect(("127.0.0.1", server.port))
         line.sendall(
@@ -192,11 +214,11 @@ def test_a_client_that_reads_nothing_delays_no_other(
 
 
 def test_a_client_that_does_not_read_a_whole_response_is_cut_off(
-    crowd: ModelHost, monkeypatch: pytest.MonkeyPatch
+    crowd: ModelHost, implementation: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The part of the response that the system does not buffer is not kept forever."""
     body = {"model": "gpt", "text": "the cat " * 30_000}
-    with running(crowd, buffer=8192) as server, socket.socket() as line:
+    with running(crowd, buffer=8192, **implementation) as server, socket.socket() as line:
         close = {"connection": "close"}
         whole = httpx.post(f"{server.url}/v1/tokenize", json=body, headers=close, timeout=PATIENCE)
         assert whole.json()["count"] > 60_000
@@ -240,13 +262,13 @@ def test_a_client_that_reads_is_not_cut_off() -> None:
 
 
 def test_a_client_that_does_not_complete_its_headers_is_cut_off(
-    crowd: ModelHost, monkeypatch: pytest.MonkeyPatch
+    crowd: ModelHost, implementation: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("qkv.serving.http.connection.HEADERS_SECONDS", PATIENCE)
     half = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nX-A: "
     health = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
     gone = (ConnectionResetError, BrokenPipeError)
-    with running(crowd) as server:
+    with running(crowd, **implementation) as server:
         address = ("127.0.0.1", server.port)
         busy, again = (socket.create_connection(address, timeout=PATIENCE) for _ in range(2))
         busy.sendall(wire({**LONG, "max_tokens": 150, "min_tokens": 150}))
@@ -388,7 +410,7 @@ def test_a_cancelled_request_is_told_that_the_server_stops_only_if_it_does(
     async def send(message: Any) -> None:
         sent.append(message)
 
-    app = RequestMiddleware(cancelled, AccessRules(names=None), ServerCounters())
+    app = RequestMiddleware(cancelled, AccessRules(names=None), ServerMetrics(ModelHost()))
     scope = {
         "type": "http",
         "method": "GET",

@@ -216,16 +216,19 @@ def test_cross_origin_requests_are_blocked(host: ModelHost) -> None:
 def test_an_allowed_origin(host: ModelHost) -> None:
     rules = {"cors": ("https://good.example",), "keys": KEYS}
     good = {"origin": "https://good.example"}
+    asked = "authorization,content-type,x-stainless-os"
     before = send_request(
         host,
         "OPTIONS",
         "/v1/completions",
         rules,
-        headers=good | {"access-control-request-method": "POST"},
+        headers=good
+        | {"access-control-request-method": "POST", "access-control-request-headers": asked},
     )
-    assert before.status_code == 204
+    assert before.status_code == 200
     assert before.headers["access-control-allow-origin"] == "https://good.example"
-    assert "authorization" in before.headers["access-control-allow-headers"]
+    assert before.headers["access-control-allow-headers"] == asked
+    assert before.headers["access-control-allow-methods"] == "GET, POST"
     assert "access-control-allow-credentials" not in before.headers
     without = send_request(host, "POST", "/v1/completions", rules, json=BODY, headers=good)
     assert without.status_code == 401  # allowed, but not without a key
@@ -236,6 +239,8 @@ def test_an_allowed_origin(host: ModelHost) -> None:
         "https://good.example",
     )
     assert "Origin" in response.headers["vary"]
+    assert response.headers["access-control-expose-headers"] == "retry-after"
+    assert response.headers["cross-origin-resource-policy"] == "cross-origin"
     bad = {"origin": "https://bad.example", "access-control-request-method": "POST"}
     assert send_request(host, "OPTIONS", "/v1/completions", rules, headers=bad).status_code == 403
 

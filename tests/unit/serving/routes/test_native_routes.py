@@ -324,17 +324,3 @@ def test_too_many_weights_are_refused_before_they_are_computed(
     assert reply_of(http, "attention", model="long", text=[5] * 600, layers=[0])[
         "blocks"
     ]  # not all at once, but some
-
-
-# Metrics
-
-
-def test_metrics_are_prometheus_text(http: httpx.Client) -> None:
-    reply_of(http, "completions", model="gpt", prompt="the cat", max_tokens=3)
-    text = http.get("/metrics").text
-    metrics = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
-    assert int(metrics['qkv_http_requests_total{route="/v1/completions",status="200"}']) >= 1
-    assert metrics['qkv_model_state{model="gpt",state="ready"}'] == "1"
-    assert int(metrics['qkv_said_tokens_total{model="gpt"}']) >= 3
-    assert metrics['qkv_blocks_used{model="gpt"}'] == "0"
-    assert text.count("# TYPE qkv_said_tokens_total counter") == 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import AliasChoices, ConfigDict, Field, model_validator
+from pydantic import AliasChoices, Field, model_validator
 
 from qkv.serving.http.schema.openai_schema import (
     MAX_CHARACTERS,
@@ -14,11 +14,14 @@ from qkv.serving.http.schema.openai_schema import (
     Id,
     Ids,
     JsonBody,
+    Penalty,
     SamplingFields,
     Seed,
     Temperature,
     Text,
     Texts,
+    as_list,
+    example,
 )
 
 MAX_CANDIDATES = 200
@@ -28,11 +31,9 @@ Inputs = Annotated[
 ]
 
 
-class NextRequest(SamplingFields):
-    model_config = ConfigDict(
-        json_schema_extra={"examples": [{"model": "smollm2", "prompt": "The cat sat on the"}]}
-    )
-
+class NextRequest(
+    SamplingFields, json_schema_extra=example(model="smollm2", prompt="The cat sat on the")
+):
     prompt: Text | Ids = Field(
         "",
         validation_alias=AliasChoices("prompt", "text"),
@@ -44,26 +45,19 @@ class NextRequest(SamplingFields):
     )
 
 
-class TranslateRequest(JsonBody):
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [{"model": "translator", "text": "the cat sat", "alignment": True}]
-        }
-    )
-
+class TranslateRequest(
+    JsonBody, json_schema_extra=example(model="translator", text="the cat sat", alignment=True)
+):
     text: Text | Texts
-    beams: Annotated[int, Field(ge=1, le=16)] = Field(
-        4,
-        description="Width of the beam search; 1 generates token by token.",
+    beams: int = Field(
+        4, ge=1, le=16, description="Width of the beam search; 1 generates token by token."
     )
-    n_best: Annotated[int, Field(ge=1, le=16)] = Field(
-        1, description="Number of translations per text, the best first."
+    n_best: int = Field(
+        1, ge=1, le=16, description="Number of translations per text, the best first."
     )
-    length_penalty: Annotated[float, Field(ge=-10, le=10, allow_inf_nan=False)] = Field(
-        0.6, description="Values above 0 favour longer translations."
-    )
-    max_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)] | None = Field(
-        None, description="Null allows about twice the length of the source."
+    length_penalty: Penalty = Field(0.6, description="Values above 0 favour longer translations.")
+    max_tokens: int | None = Field(
+        None, ge=1, le=MAX_TOKENS, description="Null allows about twice the length of the source."
     )
     temperature: Temperature = Field(
         0.0, description="Above 0, tokens are sampled; needs beams: 1."
@@ -102,25 +96,19 @@ class TranslateRequest(JsonBody):
 
     @property
     def texts(self) -> list[str]:
-        return [self.text] if isinstance(self.text, str) else self.text
+        return as_list(self.text)
 
 
-class FillRequest(JsonBody):
-    model_config = ConfigDict(
-        json_schema_extra={"examples": [{"model": "bert", "text": "The [mask] sat on the mat."}]}
-    )
-
+class FillRequest(
+    JsonBody, json_schema_extra=example(model="bert", text="The [mask] sat on the mat.")
+):
     text: Text = Field(description="A text with [mask] in place of each missing word.")
-    top: Annotated[int, Field(ge=1, le=MAX_CANDIDATES)] = Field(
-        5, description="Number of candidates per mask."
-    )
+    top: int = Field(5, ge=1, le=MAX_CANDIDATES, description="Number of candidates per mask.")
 
 
-class ClassifyRequest(JsonBody):
-    model_config = ConfigDict(
-        json_schema_extra={"examples": [{"model": "sst-2", "text": "a film to remember"}]}
-    )
-
+class ClassifyRequest(
+    JsonBody, json_schema_extra=example(model="sst-2", text="a film to remember")
+):
     text: Text | Inputs = Field(
         validation_alias=AliasChoices("text", "texts"),
         description="A text or a list of texts. Each may be a list itself: a pair, a context with "
@@ -129,16 +117,13 @@ class ClassifyRequest(JsonBody):
 
     @property
     def texts(self) -> list[str | list[str]]:
-        return [self.text] if isinstance(self.text, str) else self.text
+        return as_list(self.text)
 
 
-class AttentionRequest(JsonBody):
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [{"model": "smollm2", "text": "The cat sat on the mat", "layers": [0, 1]}]
-        }
-    )
-
+class AttentionRequest(
+    JsonBody,
+    json_schema_extra=example(model="smollm2", text="The cat sat on the mat", layers=[0, 1]),
+):
     text: (
         Text
         | Ids
@@ -201,11 +186,7 @@ class AttentionRequest(JsonBody):
         return [item for item in self.text or [] if isinstance(item, str)]
 
 
-class TokenizeRequest(JsonBody):
-    model_config = ConfigDict(
-        json_schema_extra={"examples": [{"model": "smollm2", "text": "The cat sat"}]}
-    )
-
+class TokenizeRequest(JsonBody, json_schema_extra=example(model="smollm2", text="The cat sat")):
     text: Text | None = None
     ids: Annotated[list[Id], Field(fail_fast=True, max_length=MAX_CHARACTERS)] | None = None
 

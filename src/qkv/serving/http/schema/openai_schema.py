@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 MAX_CHARACTERS = 1_000_000
 """Characters in one text."""
@@ -18,6 +18,7 @@ MAX_TOKENS = 1_000_000
 """Value of max_tokens; the model's context is usually the smaller limit."""
 MAX_FIELDS = 64
 UNSUPPORTED = "not supported; remove it"
+NOT_SUPPORTED: Any = Field(None, description="Not supported.")
 
 ModelName = Annotated[
     str, Field(min_length=1, max_length=200, description="One of GET /v1/models.")
@@ -49,6 +50,16 @@ Share = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
 Seed = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 
 
+def as_list(texts: Any) -> Any:
+    """A single text, or the ids of one, as a list of one; a list of texts as it is."""
+    return [texts] if isinstance(texts, str) or isinstance(texts[0], int) else texts
+
+
+def example(**fields: Any) -> dict[str, Any]:
+    """The example of a body in the OpenAPI document."""
+    return {"examples": [fields]}
+
+
 class Strict(BaseModel):
     """A body or object in which unknown fields are errors."""
 
@@ -64,6 +75,8 @@ class Strict(BaseModel):
 
 
 Ignored = Annotated[str, Field(max_length=1000)]
+NoText = Annotated[str, Field(max_length=0)]
+NoList = Annotated[list[Any], Field(max_length=0)]
 
 
 class Unused(Strict):
@@ -123,9 +136,7 @@ class StreamOptions(Strict):
 class GenerationFields(SamplingFields, Unused):
     """The fields that completions and chat completions have in common."""
 
-    n: Annotated[int, Field(ge=1, le=MAX_TEXTS)] | None = Field(
-        1, description="Number of samples per prompt."
-    )
+    n: int | None = Field(1, ge=1, le=MAX_TEXTS, description="Number of samples per prompt.")
     stream: bool | None = Field(
         False, description="Send server-sent events while tokens are generated."
     )
@@ -149,25 +160,12 @@ class GenerationFields(SamplingFields, Unused):
     tokens: bool = Field(
         False, description="Return every token with id and alternatives. Not an OpenAI field."
     )
-    logit_bias: Annotated[dict[str, Any], Field(max_length=4096)] | None = Field(
-        None, description="Not supported."
-    )
-
-    @field_validator("logit_bias")
-    @classmethod
-    def check_logit_bias(cls, value: dict[str, Any] | None) -> None:
-        if value:
-            raise ValueError(UNSUPPORTED)
+    logit_bias: Annotated[dict[str, Any], Field(max_length=0)] | None = NOT_SUPPORTED
 
     @property
     def stops(self) -> tuple[str, ...]:
         """All stop strings."""
-        if self.stop is None:
-            return ()
-        if isinstance(self.stop, str):
-            return (self.stop,)
-
-        return tuple(self.stop)
+        return tuple(as_list(self.stop)) if self.stop else ()
 
     @property
     def include_usage(self) -> bool:
@@ -175,35 +173,20 @@ class GenerationFields(SamplingFields, Unused):
         return bool(self.stream_options is not None and self.stream_options.include_usage)
 
 
-class CompletionRequest(GenerationFields):
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [
-                {"model": "smollm2", "prompt": "Once upon a time", "max_tokens": 16, "seed": 1}
-            ]
-        }
-    )
-
+class CompletionRequest(
+    GenerationFields,
+    json_schema_extra=example(model="smollm2", prompt="Once upon a time", max_tokens=16, seed=1),
+):
     prompt: Prompt | None = Field(
         "", description="Text or ids, or a list of either; an empty text starts a new one."
     )
     max_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS)] | None = 16
-    logprobs: Annotated[int, Field(ge=0, le=100)] | None = Field(
-        None, description="Return logprobs, with this many alternatives per token."
+    logprobs: int | None = Field(
+        None, ge=0, le=100, description="Return logprobs, with this many alternatives per token."
     )
     echo: bool | None = Field(False, description="Return the prompt before the completion.")
-    best_of: Annotated[int, Field(ge=1, le=MAX_TEXTS)] | None = Field(
-        None, description="Must be equal to n."
-    )
-    suffix: Annotated[str, Field(max_length=MAX_CHARACTERS)] | None = Field(
-        None, description="Not supported."
-    )
-
-    @field_validator("suffix")
-    @classmethod
-    def check_suffix(cls, value: str | None) -> None:
-        if value:
-            raise ValueError(UNSUPPORTED)
+    best_of: int | None = Field(None, ge=1, le=MAX_TEXTS, description="Must be equal to n.")
+    suffix: NoText | None = NOT_SUPPORTED
 
     @model_validator(mode="after")
     def check_consistency(self) -> CompletionRequest:
@@ -221,13 +204,7 @@ class CompletionRequest(GenerationFields):
     @property
     def prompts(self) -> list[str] | list[list[int]]:
         """All prompts, as texts or as ids."""
-        if self.prompt is None or isinstance(self.prompt, str):
-            return [self.prompt or ""]
-
-        if isinstance(self.prompt[0], int):
-            return [self.prompt]
-
-        return self.prompt
+        return as_list(self.prompt or "")
 
 
 class TextPart(Strict):
@@ -240,18 +217,14 @@ class ChatMessage(Strict):
     content: (
         Text | Annotated[list[TextPart], Field(fail_fast=True, min_length=1, max_length=MAX_TEXTS)]
     )
-    name: Annotated[str, Field(max_length=100)] | None = Field(
-        None, description="Accepted without effect."
-    )
+    name: str | None = Field(None, max_length=100, description="Accepted without effect.")
     annotations: Annotated[list[Any], Field(max_length=MAX_TEXTS)] | None = Field(
         None, description="Accepted without effect."
     )
     refusal: Ignored | None = Field(None, description="Accepted without effect.")
     audio: None = None
     function_call: None = None
-    tool_calls: Annotated[list[Any], Field(max_length=0)] | None = Field(
-        None, description="Not supported."
-    )
+    tool_calls: NoList | None = NOT_SUPPORTED
 
     @property
     def text(self) -> str:
@@ -267,51 +240,42 @@ class ResponseFormat(Strict):
 
 
 class UnusedInChats(Strict):
-    """Like `Unused`: hints for models that reason, call tools or edit a known text."""
+    """Like `Unused`: about models that reason, call tools, listen, or edit a known text.
+
+    Some accept only the value that has no effect.
+    """
 
     parallel_tool_calls: bool | None = None
     reasoning_effort: Ignored | None = None
     verbosity: Ignored | None = None
     prediction: Annotated[dict[str, Any], Field(max_length=16)] | None = None
-
-
-class ChatRequest(GenerationFields, UnusedInChats):
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [
-                {
-                    "model": "smollm2",
-                    "messages": [{"role": "user", "content": "Hello!"}],
-                    "max_tokens": 16,
-                }
-            ]
-        }
-    )
-
-    messages: Annotated[list[ChatMessage], Field(fail_fast=True, min_length=1, max_length=256)]
-    max_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)] | None = Field(
-        None, description="Null generates until the context is full."
-    )
-    max_completion_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)] | None = Field(
-        None, description="Takes precedence over max_tokens."
-    )
-    logprobs: bool | None = False
-    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = Field(
-        None, description="Requires logprobs or tokens."
-    )
     response_format: ResponseFormat | None = Field(None, description="Only text is supported.")
     modalities: Annotated[list[Literal["text"]], Field(fail_fast=True, max_length=1)] | None = None
-    tools: Annotated[list[Any], Field(max_length=0)] | None = Field(
-        None, description="Not supported."
-    )
+    tools: NoList | None = NOT_SUPPORTED
     tool_choice: Literal["none", "auto"] | None = None
-    functions: Annotated[list[Any], Field(max_length=0)] | None = Field(
-        None, description="Not supported."
-    )
+    functions: NoList | None = NOT_SUPPORTED
     function_call: Literal["none", "auto"] | None = None
-    audio: None = Field(None, description="Not supported.")
-    moderation: None = Field(None, description="Not supported.")
-    web_search_options: None = Field(None, description="Not supported.")
+    audio: None = NOT_SUPPORTED
+    moderation: None = NOT_SUPPORTED
+    web_search_options: None = NOT_SUPPORTED
+
+
+class ChatRequest(
+    GenerationFields,
+    UnusedInChats,
+    json_schema_extra=example(
+        model="smollm2", messages=[{"role": "user", "content": "Hello!"}], max_tokens=16
+    ),
+):
+    messages: Annotated[list[ChatMessage], Field(fail_fast=True, min_length=1, max_length=256)]
+    max_tokens: int | None = Field(
+        None, ge=1, le=MAX_TOKENS, description="Null generates until the context is full."
+    )
+    max_completion_tokens: int | None = Field(
+        None, ge=1, le=MAX_TOKENS, description="Takes precedence over max_tokens."
+    )
+    logprobs: bool | None = False
+    top_logprobs: int | None = Field(None, ge=0, le=20, description="Requires logprobs or tokens.")
 
     @model_validator(mode="after")
     def check_consistency(self) -> ChatRequest:
@@ -321,30 +285,21 @@ class ChatRequest(GenerationFields, UnusedInChats):
         return self
 
 
-class EmbeddingRequest(JsonBody, Unused):
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [
-                {"model": "minilm", "input": ["a cat", "a dog"], "encoding_format": "float"}
-            ]
-        }
-    )
-
+class EmbeddingRequest(
+    JsonBody,
+    Unused,
+    json_schema_extra=example(model="minilm", input=["a cat", "a dog"], encoding_format="float"),
+):
     input: Prompt = Field(description="Text or ids, or a list of either.")
     encoding_format: Literal["float", "base64"] | None = "float"
-    dimensions: Annotated[int, Field(ge=1, le=1_000_000)] | None = Field(
-        None, description="Must be the model's width."
+    dimensions: int | None = Field(
+        None, ge=1, le=1_000_000, description="Must be the model's width."
     )
 
     @property
     def inputs(self) -> list[str] | list[list[int]]:
         """All inputs, as texts or as ids."""
-        if isinstance(self.input, str):
-            return [self.input]
-        if isinstance(self.input[0], int):
-            return [self.input]
-
-        return self.input
+        return as_list(self.input)
 
 
 WITHOUT_EFFECT = {
@@ -353,14 +308,5 @@ WITHOUT_EFFECT = {
     "logit_bias",
     "suffix",
     "best_of",
-    "response_format",
-    "modalities",
-    "tools",
-    "tool_choice",
-    "functions",
-    "function_call",
-    "audio",
-    "moderation",
-    "web_search_options",
 }
 """OpenAI's fields that are ignored, or accept only the value that has no effect."""

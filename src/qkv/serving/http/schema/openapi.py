@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache, partial
 from typing import Any
 
 from fastapi import FastAPI
@@ -56,14 +57,7 @@ def refusals(*statuses: int) -> Responses:
 
 def describe(app: FastAPI) -> None:
     """Document the app without FastAPI's 422: an invalid request is 400, like all errors."""
-
-    def openapi() -> dict[str, Any]:
-        if app.openapi_schema is None:
-            app.openapi_schema = document_of(app)
-
-        return app.openapi_schema
-
-    app.openapi = openapi  # type: ignore[method-assign]
+    app.openapi = cache(partial(document_of, app))  # type: ignore[method-assign]
 
 
 def document_of(app: FastAPI) -> dict[str, Any]:
