@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import html
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from jaxtyping import Float
 from safetensors.torch import save_file
@@ -22,13 +21,11 @@ from qkv.insight.inspect.logit_lens import logit_lens, next_tokens, predicts_tok
 from qkv.insight.inspect.look_data import LookData
 from qkv.insight.inspect.model_input import Reading, read
 from qkv.insight.inspect.residual_norms import Norms, residual_norms
-from qkv.insight.render.figures.figure_style import ENDINGS
+from qkv.insight.render.page import page
+from qkv.insight.render.views import ENDINGS, Heads, View, ViewChoice
 from qkv.models import BERT, TaskModel
 from qkv.models.model import Model, backbone_of
 from qkv.text.tokenizer import Tokenizer
-
-if TYPE_CHECKING:
-    from qkv.insight.render.views import View
 
 FORMATS = (".html", *ENDINGS, ".safetensors")
 
@@ -53,7 +50,7 @@ class Look(LookData):
         view: View | None = None,
         kind: str | None = None,
         layer: int | None = None,
-        head: int | Sequence[int] | None = None,
+        head: Heads = None,
         words: bool = False,
     ) -> Path:
         """Write a page (.html), one view as a picture (.png, .svg, .pdf), or the weights.
@@ -79,22 +76,15 @@ class Look(LookData):
         if ending == ".safetensors":
             return self.write_weights(path)
 
+        choice = ViewChoice(view=view, kind=kind, layer=layer, head=head, words=words)
         if ending == ".html":
-            from qkv.insight.render.page import write_page
+            storage.write_text(path, page(self, choice))
+            return path
 
-            return write_page(self, path, view=view, kind=kind, layer=layer, head=head, words=words)
+        # Imports matplotlib, which takes long.
+        from qkv.insight.render.figures import figure_style, look_figure
 
-        from qkv.insight.render.figures import look_figure
-
-        return look_figure.save(
-            self,
-            path,
-            view=view or "head",
-            kind=kind,
-            layer=layer or 0,
-            head=head,
-            words=words,
-        )
+        return figure_style.save(lambda: look_figure.draw(self, choice), path, "out")
 
     def write_weights(self, path: Path) -> Path:
         """Write the attention weights as safetensors: `self.3` is (H, T, S) of layer 3.
@@ -122,8 +112,6 @@ class Look(LookData):
         return path
 
     def _repr_html_(self) -> str:
-        from qkv.insight.render.page import page
-
         return (
             f'<iframe srcdoc="{html.escape(page(self))}" title="attention" '
             'style="width: 100%; height: 720px; border: 0"></iframe>'
