@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import tyro
+from matplotlib.figure import Figure
 from rich.console import Console
 
 from qkv.command_line.model_opening import (
@@ -36,8 +37,12 @@ from qkv.insight.heads.text_batches import (
     batches_from_pairs,
     batches_from_texts,
 )
-from qkv.insight.render.figures.figure_style import check_ending
-from qkv.insight.render.figures.head_figures import draw_importance, draw_patterns, draw_syntax
+from qkv.insight.render.figures.figure_style import check_ending, save
+from qkv.insight.render.figures.head_figures import (
+    importance_figure,
+    patterns_figure,
+    syntax_figure,
+)
 from qkv.insight.render.head_tables import importance_table, patterns_table, syntax_table
 from qkv.models import BERT, GPT, RNN, TaskModel, Transformer
 from qkv.tables import Table
@@ -72,7 +77,7 @@ class HeadResults(NamedTuple):
 
     numbers: Any
     table: Table
-    draw: Callable[[Path], Path]
+    draw: Callable[[], Figure]
 
 
 def run(
@@ -172,7 +177,7 @@ def show_results(
             if len(results) > 1:
                 path = plot.with_stem(f"{plot.stem}-{name}")
 
-            print(result.draw(path), file=sys.stderr if as_json else sys.stdout)
+            print(save(result.draw, path), file=sys.stderr if as_json else sys.stdout)
 
 
 # The three measurements
@@ -196,9 +201,7 @@ def measure_patterns(
 
     title = f"What heads do: {name}"
 
-    return HeadResults(
-        numbers, patterns_table(patterns), lambda out: draw_patterns(patterns, out, title)
-    )
+    return HeadResults(numbers, patterns_table(patterns), lambda: patterns_figure(patterns, title))
 
 
 def measure_ablation(
@@ -224,7 +227,7 @@ def measure_ablation(
     title = f"Which heads matter: {name}"
 
     return HeadResults(
-        numbers, importance_table(ablation), lambda out: draw_importance(ablation, out, title)
+        numbers, importance_table(ablation), lambda: importance_figure(ablation, title)
     )
 
 
@@ -248,7 +251,7 @@ def measure_syntax(
     }
     title = f"Heads and grammar: {name}"
 
-    return HeadResults(numbers, syntax_table(scores), lambda out: draw_syntax(scores, out, title))
+    return HeadResults(numbers, syntax_table(scores), lambda: syntax_figure(scores, title))
 
 
 def without_nan(values: dict[str, Any]) -> dict[str, Any]:

@@ -22,8 +22,8 @@ from qkv.command_line.output_checks import check_writable
 from qkv.command_line.terminal_bars import progress_bar
 from qkv.insight.inspect.activation_patching import PatchResult, PatchSite, patch
 from qkv.insight.inspect.model_input import Reading, make_side, read, readable_token
-from qkv.insight.render.figures.figure_style import check_ending
-from qkv.insight.render.figures.head_figures import draw_patched
+from qkv.insight.render.figures.figure_style import check_ending, save
+from qkv.insight.render.figures.head_figures import patched_figure
 from qkv.insight.render.terminal_cells import HeatMap
 from qkv.models import BERT, GPT, RNN, Transformer
 from qkv.text import Tokenizer
@@ -111,7 +111,8 @@ def run(
 
     if plot is not None:
         title = f"Where the answer comes from: {model}"
-        path = draw_patched(patched, names, plot, title, describe(patched, tokenizer))
+        below = describe(patched, tokenizer)
+        path = save(lambda: patched_figure(patched, names, title, below), plot)
         print(path, file=sys.stderr if as_json else sys.stdout)
 
 

@@ -123,7 +123,8 @@ def write_cells(axes: Axes, texts: Sequence[Sequence[str]], dark: Any, font: flo
     for row, cells in enumerate(texts):
         for column, text in enumerate(cells):
             colour = "white" if dark[row, column] else INK
-            axes.text(column, row, text, ha="center", va="center", fontsize=font, color=colour)
+            if text:
+                axes.text(column, row, text, ha="center", va="center", fontsize=font, color=colour)
 
 
 def colour_bar(

@@ -42,15 +42,15 @@ def show(encoding: PositionEncoding, console: Console) -> None:
 
 def draw(encoding: PositionEncoding, name: str) -> Figure:
     """Draw the table as a heat map, and beside it the similarity by distance."""
-    figure = Figure(figsize=(12, 5.2), layout="constrained")
+    figure = figure_style.canvas(12, 5.2)
     left, right = figure.subplots(1, 2, width_ratios=[1.25, 1])
-    draw_table(figure, left, encoding, name)
+    draw_table(left, encoding, name)
     draw_similarity(right, encoding)
 
     return figure
 
 
-def draw_table(figure: Figure, axes: Axes, encoding: PositionEncoding, name: str) -> None:
+def draw_table(axes: Axes, encoding: PositionEncoding, name: str) -> None:
     """A row for each position or distance; colours end at the 99.5% quantile, to spare outliers."""
     largest = float(encoding.table.abs().flatten().double().quantile(0.995)) or 1.0
     colours = "Blues_r"
@@ -71,7 +71,7 @@ def draw_table(figure: Figure, axes: Axes, encoding: PositionEncoding, name: str
     axes.grid(visible=False)
     axes.set_xlabel(encoding.columns)
     axes.set_ylabel(row)
-    figure.colorbar(image, ax=axes, shrink=0.8)
+    figure_style.colour_bar(axes, image, shrink=0.8)
     figure_style.head(
         axes,
         f"{encoding.kind} positions",
