@@ -178,12 +178,12 @@ def aligned(model: Transformer, tokenizer: Tokenizer, english: str) -> Aligned:
 
 def show_alignment(
     console: Console, model: Transformer, tokenizer: Tokenizer, english: str
-) -> None:
-    """Print a translation and its alignment."""
+) -> Aligned:
+    """Print a translation and its alignment, and return them."""
     result = aligned(model, tokenizer, english)
     console.print(Text.assemble(f"\n{english}: ", (printable(result.translation), "bold")))
     if not result.target:
-        return
+        return result
 
     title = "Cross-attention: each Turkish token (row) to the English ones"
     console.print(HeatMap(result.weights, result.target, result.source, title))
@@ -192,6 +192,8 @@ def show_alignment(
         pairs.append(f"{token} attends to {result.source[position]}")
 
     console.print(Text(f"{printable('; '.join(pairs))}."))
+
+    return result
 
 
 def in_turkish(model: Transformer, tokenizer: Tokenizer, sentences: Sequence[str]) -> list[str]:

@@ -35,6 +35,8 @@ from qkv.text.tokenizer import Tokenizer
 Measures = tuple[Literal["accuracy", "distance"], ...]
 Row = tuple[Int[np.ndarray, "_"], Int[np.ndarray, "_"]]
 """The ids of a text, and its probed positions."""
+Parts = Sequence[Sequence[Example]]
+"""Training, validation and test examples."""
 HELD_OUT = 0.1
 """Share of the texts for validation, and again for testing, if no files are given for these."""
 LONGEST = 4096
@@ -129,21 +131,18 @@ def probe_task(
     """
     if target == "position":
         check_position_data(data, validation, test)
-        return about_position(model, tokenizer, data, length=length, windows=windows)
-
-    check_no_data(data, target)
-    files: dict[str, Any] = {"validation": validation, "test": test, "most": most}
-    file, column = split_target(target)
-    if column:
-        return about_words(model, tokenizer, file, column, **files)
-
-    table: dict[str, Any] = {"text": text, "label": label, "pooling": pooling, "numbers": numbers}
-    return about_texts(model, tokenizer, target, **table, **files)
-
-
-def check_no_data(data: Sequence[str], target: str) -> None:
+        return about_position(model, tokenizer, data, length, windows)
     if data:
         raise ValueError(f"data: the texts are those of {target}; leave it out")
+
+    file, column = split_target(target)
+    files = {"target": [file], "validation": validation, "test": test}
+    if column:
+        examples = split(files, most, task="tag", label=column)
+        return about_words(model, tokenizer, examples, file, column)
+
+    examples = split(files, most, task="classify", text=text, label=label)
+    return about_texts(model, tokenizer, examples, file, pooling, numbers)
 
 
 def check_position_data(
@@ -175,12 +174,7 @@ def split_target(target: str) -> tuple[str, str]:
 
 
 def about_position(
-    model: Model,
-    tokenizer: Tokenizer,
-    data: Sequence[str],
-    *,
-    length: int = 64,
-    windows: int = 2000,
+    model: Model, tokenizer: Tokenizer, data: Sequence[str], length: int, windows: int
 ) -> ProbeTask:
     """Predict the position of a token in a window of `length` tokens."""
     context = context_of(model)
@@ -245,52 +239,49 @@ def draw_windows(tokens: Tokens, length: int, count: int, seed: int = 0) -> Prob
 
 
 def about_words(
-    model: Model,
-    tokenizer: Tokenizer,
-    files: str | Path,
-    column: str = "upos",
-    *,
-    validation: Sequence[str] = (),
-    test: Sequence[str] = (),
-    most: int | None = None,
+    model: Model, tokenizer: Tokenizer, examples: Parts, file: str, column: str
 ) -> ProbeTask:
     """Predict a column of CoNLL-U for each word.
 
     The target of `head` is the distance to the syntactic head in words, negative to the left; roots
-    are left out. At most `most` sentences are used for training.
+    are left out.
     """
     pooling = "last" if reads_left_to_right(model) else "first"
     frame = frame_of(model, tokenizer, "tag", pooling)
-    examples = split([str(files)], validation, test, most, task="tag", label=column)
     rows: list[list[Row]] = []
-    tags: list[list[list[Any]]] = []
+    targets: list[list[Any]] = []
     cut = 0
 
     for part in examples:
         framed = frame.encode(tokenizer, part)
         cut += framed.words_cut
         rows.append([])
-        tags.append([])
+        targets.append([])
         for example, encoded in zip(part, framed, strict=True):
             positions = encoded.target_positions
-            rows[-1].append((without_end(model, encoded.sequences[0]), positions))
             # Words that were cut off have no position, and so no tag.
-            tags[-1].append(list(example.label or ())[: len(positions)])
+            tags = list(example.label or ())[: len(positions)]
+            if column == "head":
+                positions, tags = head_distances(positions, tags)
+
+            rows[-1].append((without_end(model, encoded.sequences[0]), positions))
+            targets[-1] += tags
 
     notes: tuple[str, ...] = ()
     if cut:
         notes = (f"{cut:,} words lie beyond {frame.context:,} tokens and are not probed",)
 
-    name = f"{Path(files).name}:{column}"
-    if column == "head":
-        return head_distance_task(name, rows, tags, frame.padding, notes)
+    name = f"{Path(file).name}:{column}"
+    return make_task(name, rows, targets, frame.padding, column == "head", notes=notes)
 
-    labels, targets = class_numbers(name, [list(chain.from_iterable(part)) for part in tags])
-    parts = []
-    for part_rows, part_targets in zip(rows, targets, strict=True):
-        parts.append(probe_data(part_rows, part_targets, frame.padding))
 
-    return ProbeTask(name, shuffle_training(parts), labels, ("accuracy",), notes)
+def head_distances(
+    positions: Int[np.ndarray, "_"], heads: list[str]
+) -> tuple[Int[np.ndarray, "_"], list[int]]:
+    """Positions of the words that are no roots, and the distances to their syntactic heads."""
+    head = np.array(list(map(int, heads)), dtype=np.int64)
+    distance = head - np.arange(1, len(head) + 1)
+    return positions[head != 0], distance[head != 0].tolist()
 
 
 def reads_left_to_right(model: Model) -> bool:
@@ -303,45 +294,16 @@ def reads_left_to_right(model: Model) -> bool:
     return isinstance(model, GPT)
 
 
-def head_distance_task(
-    name: str,
-    rows: list[list[Row]],
-    heads: list[list[list[Any]]],
-    padding: int,
-    notes: tuple[str, ...],
-) -> ProbeTask:
-    """Predict the distance from each word to its syntactic head."""
-    parts = []
-    for part_rows, part_heads in zip(rows, heads, strict=True):
-        kept_rows = []
-        distances = []
-        for (ids, positions), sentence_heads in zip(part_rows, part_heads, strict=True):
-            head = np.array(list(map(int, sentence_heads)), dtype=np.int64)
-            has_head = head != 0
-            distance = head - np.arange(1, len(head) + 1)
-            kept_rows.append((ids, positions[has_head]))
-            distances.extend(distance[has_head].tolist())
-
-        parts.append(probe_data(kept_rows, np.array(distances, dtype=np.float64), padding))
-
-    return ProbeTask(name, shuffle_training(parts), (), ("distance",), notes)
-
-
 # Labelled texts
 
 
 def about_texts(
     model: Model,
     tokenizer: Tokenizer,
-    file: str | Path,
-    *,
-    validation: Sequence[str] = (),
-    test: Sequence[str] = (),
-    most: int | None = None,
-    text: str | None = None,
-    label: str | None = None,
-    pooling: Pooling = "mean",
-    numbers: bool | None = None,
+    examples: Parts,
+    file: str,
+    pooling: Pooling,
+    numbers: bool | None,
 ) -> ProbeTask:
     """Predict the class or the number of each text.
 
@@ -352,32 +314,22 @@ def about_texts(
             f"pooling: expected one of {', '.join(get_args(Pooling))}, not {pooling!r}"
         )
 
-    frame = frame_of(model, tokenizer, "classify", pooling)
-    examples = split([str(file)], validation, test, most, task="classify", text=text, label=label)
-    values = [[str(example.label) for example in part] for part in examples]
+    targets = [[str(example.label) for example in part] for part in examples]
     if numbers is None:
-        numbers = are_fractions(set(chain.from_iterable(values)))
-
-    name = Path(file).name
-    labels: tuple[str, ...] = ()
-    measures: Measures = ("distance",)
+        numbers = are_fractions(set(chain.from_iterable(targets)))
     if numbers:
         check_numbers(chain.from_iterable(examples))
-        targets = [np.array(part, dtype=np.float64) for part in values]
-    else:
-        labels, targets = class_numbers(name, values)
-        measures = ("accuracy",)
 
-    parts = []
-    for part, part_targets in zip(examples, targets, strict=True):
-        rows = []
+    frame = frame_of(model, tokenizer, "classify", pooling)
+    rows: list[list[Row]] = []
+    for part in examples:
+        rows.append([])
         for framed in frame.encode(tokenizer, part):
             ids = without_end(model, framed.sequences[0])
-            rows.append((ids, np.minimum(framed.target_positions, len(ids) - 1)))
+            rows[-1].append((ids, np.minimum(framed.target_positions, len(ids) - 1)))
 
-        parts.append(probe_data(rows, part_targets, frame.padding, mean=pooling == "mean"))
-
-    return ProbeTask(name, shuffle_training(parts), labels, measures)
+    mean = pooling == "mean"
+    return make_task(Path(file).name, rows, targets, frame.padding, numbers, mean=mean)
 
 
 def are_fractions(labels: set[str]) -> bool:
@@ -423,43 +375,56 @@ def class_numbers(
     return labels, targets
 
 
-def probe_data(
-    rows: Sequence[Row], targets: np.ndarray, padding: int, mean: bool = False
-) -> ProbeData:
-    """ProbeData from pairs of ids and positions."""
-    ids = [row[0] for row in rows]
-    positions = [row[1] for row in rows]
-    return ProbeData(ids, positions, targets, padding, mean)
-
-
 # Parts of the data
 
 
-def shuffle_training(parts: Sequence[ProbeData]) -> tuple[ProbeData, ProbeData, ProbeData]:
-    """The three parts; the training part is shuffled, so that a block is a sample of it."""
-    training, validation, test = parts
-    return training.shuffled(), validation, test
-
-
-def split(
-    data: Sequence[str],
-    validation: Sequence[str],
-    test: Sequence[str],
-    most: int | None,
+def make_task(
+    name: str,
+    rows: Sequence[Sequence[Row]],
+    targets: Sequence[Sequence[Any]],
+    padding: int,
+    numbers: bool,
     *,
-    task: str,
-    text: str | None = None,
-    label: str | None = None,
-) -> list[list[Example]]:
-    """Training, validation and test examples; without files a fixed tenth is held out for each."""
+    mean: bool = False,
+    notes: tuple[str, ...] = (),
+) -> ProbeTask:
+    """The task with these rows and targets in each part; targets are numbers, or class names.
+
+    The training part is shuffled, so that a block is a sample of it.
+    """
+    labels: tuple[str, ...] = ()
+    measures: Measures = ("distance",)
+    if numbers:
+        values = [np.array(part, dtype=np.float64) for part in targets]
+    else:
+        labels, values = class_numbers(name, targets)
+        measures = ("accuracy",)
+
+    parts = []
+    for part, part_values in zip(rows, values, strict=True):
+        ids = [row[0] for row in part]
+        positions = [row[1] for row in part]
+        parts.append(ProbeData(ids, positions, part_values, padding, mean))
+
+    training, validation, test = parts
+    return ProbeTask(name, (training.shuffled(), validation, test), labels, measures, notes)
+
+
+def split(files: Mapping[str, Sequence[str]], most: int | None, **columns: Any) -> Parts:
+    """Training, validation and test examples; without files a fixed tenth is held out for each.
+
+    Args:
+        files: The files of target, validation and test.
+        most: The largest number of training examples.
+        columns: The task and the columns, as in `open_examples`.
+    """
     if most is not None and most < 1:
         raise ValueError(f"examples: expected 1 or more, not {most}")
 
-    files = {"target": data, "validation": validation, "test": test}
     sources = {}
     for use, paths in files.items():
         if paths:
-            sources[use] = open_examples(paths, task=task, text=text, label=label)
+            sources[use] = open_examples(paths, **columns)
 
     check_apart({use: [part.name for part in source.parts] for use, source in sources.items()})
     examples = {use: list(source) for use, source in sources.items()}
@@ -475,8 +440,8 @@ def split(
 
     if not order:
         raise ValueError(
-            f"{data[0]}: {len(training)} texts are too few to hold some out; give validation and "
-            "test"
+            f"{files['target'][0]}: {len(training)} texts are too few to hold some out; give "
+            "validation and test"
         )
 
     kept = [training[index] for index in sorted(order[:most])]
