@@ -16,15 +16,15 @@ from qkv import artifact, storage
 from qkv.generation.fill import Guess
 from qkv.insight.inspect import look_data
 from qkv.insight.inspect.attribution import attribution as compute_attribution
-from qkv.insight.inspect.capture import CapturedAttention, attention_sites, capture_attention
-from qkv.insight.inspect.logit_lens import logit_lens, next_tokens, predicts_tokens, stack_of
+from qkv.insight.inspect.capture import CapturedAttention, capture_attention
+from qkv.insight.inspect.logit_lens import logit_lens, makes_predictions, next_tokens
 from qkv.insight.inspect.look_data import LookData
 from qkv.insight.inspect.model_input import Reading, read
-from qkv.insight.inspect.residual_norms import Norms, residual_norms
+from qkv.insight.inspect.residual_norms import residual_norms
 from qkv.insight.render.page import page
 from qkv.insight.render.views import ENDINGS, Heads, View, ViewChoice
-from qkv.models import BERT, TaskModel
 from qkv.models.model import Model, backbone_of
+from qkv.models.sites import attends, attention_sites, predicts_tokens
 from qkv.text.tokenizer import Tokenizer
 
 FORMATS = (".html", *ENDINGS, ".safetensors")
@@ -170,13 +170,23 @@ def look(
 
     check_memory(model, reading)
     captured = attention_of(model, reading, layers, at_least) if attention else []
-    by_layer = lens_of(model, tokenizer, reading, lens)
-    predictions = by_layer[-1] if by_layer else predictions_of(model, tokenizer, reading)
-    norm_values = norms_of(model, reading, norms)
-    shares = attribution_of(model, reading, attribution)
-    is_bert = isinstance(backbone_of(model), BERT)
+    by_layer = predictions = norm_values = shares = None
+    if predicts_tokens(model) and is_wanted(lens, reading, look_data.LENS_MAX_TOKENS):
+        by_layer = logit_lens(model, tokenizer, reading)
+        predictions = by_layer[-1]
+    elif predicts_tokens(model):
+        predictions = next_tokens(model, tokenizer, reading)
 
-    return Look(name, reading, captured, predictions, by_layer, norm_values, shares, is_bert)
+    if model.stacks and is_wanted(norms, reading, look_data.NORMS_MAX_TOKENS):
+        norm_values = residual_norms(model, reading)
+
+    # Requested for a model without predictions, attribution is an error.
+    most = look_data.ATTRIBUTION_MAX_TOKENS if makes_predictions(model) else 0
+    if is_wanted(attribution, reading, most):
+        shares = compute_attribution(model, reading)
+
+    both = not (model.is_causal or model.has_source)
+    return Look(name, reading, captured, predictions, by_layer, norm_values, shares, both)
 
 
 def title_of(model: Model | artifact.Loaded | str | Path) -> str:
@@ -216,57 +226,19 @@ def attention_of(
     model: Model, reading: Reading, layers: Collection[int] | None, at_least: Collection[int]
 ) -> list[CapturedAttention]:
     """The captured attention; empty for an RNN without attention."""
-    is_rnn = stack_of(model) is None
-    if is_rnn and getattr(model.config, "attention", "none") == "none":
+    if not attends(model):
         return []
 
     kept = kept_layers(model, reading, layers, at_least)
     return capture_attention(model, reading, layers=kept)
 
 
-def predictions_of(
-    model: Model, tokenizer: Tokenizer, reading: Reading
-) -> list[list[Guess]] | None:
-    """The likeliest tokens at each position; None for an encoder without a token head."""
-    if not predicts_tokens(model):
-        return None
+def is_wanted(choice: bool | None, reading: Reading, most: int) -> bool:
+    """The choice; by default (None) whether the text has at most this number of tokens."""
+    if choice is None:
+        return len(reading.text.ids) <= most
 
-    return next_tokens(model, tokenizer, reading)
-
-
-def lens_of(
-    model: Model, tokenizer: Tokenizer, reading: Reading, wanted: bool | None
-) -> list[list[list[Guess]]] | None:
-    """The logit lens, if it is wanted or by default the text is short."""
-    if wanted is None:
-        wanted = len(reading.text.ids) <= look_data.LENS_MAX_TOKENS
-    if not wanted or not predicts_tokens(model):
-        return None
-
-    return logit_lens(model, tokenizer, reading)
-
-
-def norms_of(model: Model, reading: Reading, wanted: bool | None) -> Norms | None:
-    """The norms, if they are wanted or by default the text is not too long."""
-    if wanted is None:
-        wanted = len(reading.text.ids) <= look_data.NORMS_MAX_TOKENS
-    if not wanted or stack_of(model) is None:
-        return None
-
-    return residual_norms(model, reading)
-
-
-def attribution_of(
-    model: Model, reading: Reading, wanted: bool | None
-) -> Float[Tensor, "T S"] | None:
-    """The attribution, if it is wanted or (None) the text is short and the model predicts."""
-    if wanted is None:
-        predicts = predicts_tokens(model) or isinstance(model, TaskModel)
-        wanted = predicts and len(reading.text.ids) <= look_data.ATTRIBUTION_MAX_TOKENS
-    if not wanted:
-        return None
-
-    return compute_attribution(model, reading)
+    return choice
 
 
 def kept_layers(

@@ -8,7 +8,6 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from qkv.models import BERT, GPT, RNN, Transformer
 from qkv.models.model import Model, backbone_of
 from qkv.nn.attention.relative import RelativePosition
 from qkv.nn.position import Learned, Sinusoidal, alibi_slopes, rotary_angles, sinusoidal
@@ -39,7 +38,7 @@ def position_encoding(model: Model, positions: int = POSITIONS) -> PositionEncod
     An RNN has none, nor has a model with position="none".
     """
     backbone = backbone_of(model)
-    if isinstance(backbone, RNN):
+    if not backbone.stacks:
         raise ValueError(
             "position: an RNN reads one token after the other and has no positional encoding"
         )
@@ -62,12 +61,11 @@ def position_encoding(model: Model, positions: int = POSITIONS) -> PositionEncod
             bias = -alibi_slopes(config.heads).unsqueeze(1) * distance  # (H, P)
             return PositionEncoding("alibi", bias.T, "head", bias, "number added to the score")
 
-        assert isinstance(backbone, GPT)
         first = next(part for part in backbone.modules() if isinstance(part, RelativePosition))
         return relative_encoding(first, distance)
 
 
-def absolute_encoding(backbone: GPT | BERT | Transformer, positions: int) -> PositionEncoding:
+def absolute_encoding(backbone: Model, positions: int) -> PositionEncoding:
     """Learned or sinusoidal vectors, with their mean cosine similarity by distance."""
     module = backbone.embedding.position
     assert isinstance(module, Learned | Sinusoidal)
@@ -84,7 +82,7 @@ def absolute_encoding(backbone: GPT | BERT | Transformer, positions: int) -> Pos
 
 
 def rotary_encoding(
-    backbone: GPT | BERT | Transformer, distance: Int[Tensor, "P"]
+    backbone: Model, distance: Int[Tensor, "P"]
 ) -> PositionEncoding:
     """The cosines of the rotary angles; their mean is the similarity."""
     config = backbone.config

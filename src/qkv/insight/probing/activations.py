@@ -23,9 +23,9 @@ from torch import Tensor
 from qkv import storage
 from qkv.data.tokens.prepare import cache_folder
 from qkv.generation.generate import without_dropout
-from qkv.models import RNN, TaskModel, Transformer
 from qkv.models.heads import pooled
 from qkv.models.model import Model, backbone_of
+from qkv.models.sites import input_stack
 from qkv.nn.hooks import capture
 
 ActivationStorage = Literal["disk", "memory", "recompute"]
@@ -101,27 +101,21 @@ def layers_of(model: Model) -> dict[str, str]:
     The names are "embedding", then "0", "1" ... for the blocks, and "norm" for the output of the
     final norm, if there is one. A translator has the layers of its encoder.
     """
-    backbone = backbone_of(model)
-    if isinstance(backbone, RNN):
+    named_stack = input_stack(model)
+    if named_stack is None:
         # The embedding has no hook point, and of the layers only the last one has.
-        return {"embedding": "", str(backbone.config.depth - 1): "encoder"}
+        return {"embedding": "", str(model.config.depth - 1): "encoder"}
 
-    if isinstance(backbone, Transformer):
-        stack = backbone.encoder
-        stack_name = "encoder"
-        embedding = "embedding" if backbone.source_embedding is None else "source_embedding"
-    else:
-        stack = backbone.stack
-        stack_name = "stack"
-        embedding = "embedding"
-
-    prefix = "backbone." if isinstance(model, TaskModel) else ""
-    points = {"embedding": f"{prefix}{embedding}.output"}
+    name, stack = named_stack
+    own_embedding = getattr(backbone_of(model), "source_embedding", None)
+    embedding = "embedding" if own_embedding is None else "source_embedding"
+    *prefix, _ = name.split(".")  # of a task model's backbone
+    points = {"embedding": ".".join([*prefix, embedding, "output"])}
     for number in range(len(stack.blocks)):
-        points[str(number)] = f"{prefix}{stack_name}.blocks.{number}.after"
+        points[str(number)] = f"{name}.blocks.{number}.after"
 
     if stack.norm is not None:
-        points["norm"] = f"{prefix}{stack_name}.output"
+        points["norm"] = f"{name}.output"
 
     return points
 
@@ -145,17 +139,15 @@ def capture_layers(
 ) -> list[Float[Tensor, "B T E"]]:
     """Run one batch, and return the activations of the layers."""
     points = layers_of(model)
-    backbone = backbone_of(model)
     hooked = {points[layer] for layer in layers if points[layer]}
-
     with capture(model, *hooked) as captured:
-        if isinstance(backbone, RNN):
-            backbone.start(ids, padding_mask)
-            captured[""] = backbone.source_embedding(ids)
-        elif isinstance(backbone, Transformer):
-            backbone.encode(ids, padding_mask)
+        if model.has_source:
+            model.start(ids, padding_mask)
         else:
-            backbone.hidden(ids, padding_mask=padding_mask)
+            backbone_of(model).hidden(ids, padding_mask=padding_mask)
+
+    if "" in points.values():  # the embedding of an RNN
+        captured[""] = model.get_submodule("source_embedding")(ids)
 
     return [captured[points[layer]] for layer in layers]
 

@@ -27,7 +27,6 @@ from qkv.data.tokens.prepare import prepare_texts
 from qkv.data.tokens.token_arrays import Tokens
 from qkv.insight.probing.activations import ProbeData
 from qkv.insight.probing.linear_probe import UNKNOWN
-from qkv.models import BERT, GPT, RNN, TaskModel, Transformer
 from qkv.models.configs import Pooling
 from qkv.models.model import Model
 from qkv.text.tokenizer import Tokenizer
@@ -189,10 +188,7 @@ def about_position(
 
 def context_of(model: Model) -> int:
     """The largest number of tokens that a model reads; LONGEST for an RNN."""
-    if isinstance(model, RNN):
-        return LONGEST
-
-    return model.config.context
+    return getattr(model.config, "context", LONGEST)
 
 
 def position_task(
@@ -286,12 +282,7 @@ def head_distances(
 
 def reads_left_to_right(model: Model) -> bool:
     """Whether only the last piece of a word has seen the whole word."""
-    if isinstance(model, RNN):
-        return not model.config.bidirectional
-    if isinstance(model, TaskModel):
-        return isinstance(model.backbone, GPT)
-
-    return isinstance(model, GPT)
+    return model.is_causal or not getattr(model.config, "bidirectional", True)
 
 
 # Labelled texts
@@ -471,16 +462,16 @@ def check_apart(files: Mapping[str, Sequence[str]]) -> None:
 
 def frame_of(model: Model, tokenizer: Tokenizer, task: str, pooling: str) -> Frame:
     """The special tokens around a text: those of the task head, or those of the architecture."""
-    if isinstance(model, TaskModel):
+    if model.task is not None:
         return Frame(**{**model.config.frame, "task": task, "pooling": pooling, "segments": False})
 
     end = first_id(tokenizer.end, tokenizer.padding, 0)
-    start = None
-    if isinstance(model, BERT) or (isinstance(model, GPT) and tokenizer.adds_start_token):
-        start = tokenizer.start
+    start = tokenizer.start
+    if model.has_source or (model.is_causal and not tokenizer.adds_start_token):
+        start = None
 
     context = context_of(model)
-    if isinstance(model, Transformer) and model.config.position != "learned":
+    if model.has_source and getattr(model.config, "position", None) != "learned":
         context = max(context, LONGEST)
 
     return Frame(
@@ -502,7 +493,7 @@ def first_id(*ids: int | None) -> int:
 
 def without_end(model: Model, ids: Int[np.ndarray, "_"]) -> Int[np.ndarray, "_"]:
     """Remove the end token for a bare GPT, which reads none: its last token has seen the text."""
-    if isinstance(model, GPT):
+    if model.predicts == "next":
         return ids[:-1]
 
     return ids

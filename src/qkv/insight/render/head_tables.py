@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rich.text import Text
 
 from qkv.insight.heads.head_ablation import Head, HeadImportance
-from qkv.insight.heads.head_patterns import HeadPatterns
+from qkv.insight.heads.head_patterns import HeadPatterns, meaning_of
 from qkv.insight.heads.head_syntax import RelationScore, SyntaxResult
 from qkv.tables import Table
 from qkv.text.printable import printable
@@ -15,14 +15,6 @@ from qkv.text.printable import printable
 SHOWN = 5  # heads that are named for each pattern
 RANKED = 10  # heads with the largest change
 HARMFUL = 3  # heads with the smallest change
-MEANING = {
-    "previous": "the token before",
-    "first": "the first token",
-    "self": "itself",
-    "same": "equal tokens",
-    "induction": "what followed an earlier copy",
-    "next": "the token after",
-}
 WIDTH = 70  # at least, so that the caption has room
 CLEAR = 0.8  # least share of the weight of a head that clearly follows a pattern ...
 HALF = 0.5  # ... and of one that follows it in part
@@ -49,7 +41,7 @@ def patterns_table(patterns: Sequence[HeadPatterns]) -> Table:
 
     for kind in patterns:
         for name in kind.scores:
-            row: list[str | Text] = [name, MEANING[name], f"{kind.uniform[name]:.2f}"]
+            row: list[str | Text] = [name, meaning_of(name), f"{kind.uniform[name]:.2f}"]
             row.append(strongest_heads(kind, name))
             if several:
                 row.insert(0, kind.kind)
