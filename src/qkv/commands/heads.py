@@ -272,9 +272,9 @@ def read_texts(
 ) -> list[TextOrPair]:
     """Texts, or pairs for a translator; words that the model does not know are noted."""
     texts: list[TextOrPair] = []
-    if data and isinstance(opened.model, Transformer | RNN):
+    if data and opened.model.has_source:
         texts += islice(open_pairs(data), limit)
-    elif isinstance(opened.model, Transformer) and not text:
+    elif opened.model.has_source and opened.model.stacks and not text:
         raise ValueError(PAIRS)
     elif data:
         texts += islice(passages(data), limit)
@@ -314,20 +314,20 @@ def read_batches(
 ) -> list[Batch]:
     """The batches on which the loss is measured."""
     model, tokenizer = opened
-    if isinstance(model, TaskModel):
+    if model.task is not None:
         if not data:
             raise ValueError(
                 "data: the loss of a fine-tuned model needs labelled texts; name a file with some"
             )
 
-        examples = list(islice(open_examples(data, model.config.head.task), limit))
+        examples = list(islice(open_examples(data, model.task.task), limit))
         return batches_from_examples(model, tokenizer, examples)
 
-    if isinstance(model, Transformer | RNN) and not data:
+    if model.has_source and not data:
         raise ValueError(PAIRS)
 
     texts = read_texts(opened, text, data, limit)
-    if isinstance(model, Transformer | RNN):
+    if model.has_source:
         return batches_from_pairs(tokenizer, [pair for pair in texts if not isinstance(pair, str)])
 
     batches = batches_from_texts(model, tokenizer, [str(item) for item in texts])

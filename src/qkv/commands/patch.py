@@ -78,7 +78,7 @@ def run(
         check_ending(plot)
 
     opened = open_model(model, float32_by_default(machine), GPT, BERT, Transformer, RNN)
-    if isinstance(opened.model, RNN):
+    if not opened.model.stacks:
         raise ValueError("model: an RNN has no layers of heads to patch; expected another model")
 
     tokenizer = opened.tokenizer
@@ -122,7 +122,7 @@ def run(
 def read_prompt(opened: Opened, text: str, target: str | None) -> Reading:
     """The input of one prompt; without a target, a translator's decoder gets its start token."""
     model, tokenizer = opened
-    if not isinstance(model, Transformer):
+    if not model.has_source:
         if target is not None:
             raise ValueError("target: only a translator has one; leave it out")
 
@@ -137,7 +137,7 @@ def read_prompt(opened: Opened, text: str, target: str | None) -> Reading:
 
 def mask_position(opened: Opened, clean: Reading, corrupted: Reading) -> int | None:
     """The position of a BERT's mask, which both prompts must share; None for other models."""
-    if not isinstance(opened.model, BERT):
+    if opened.model.predicts != "masked":
         return None
 
     mask = opened.tokenizer.mask

@@ -8,12 +8,9 @@ from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 
-from jaxtyping import Float
 from safetensors.torch import save_file
-from torch import Tensor
 
 from qkv import artifact, storage
-from qkv.generation.fill import Guess
 from qkv.insight.inspect import look_data
 from qkv.insight.inspect.attribution import attribution as compute_attribution
 from qkv.insight.inspect.capture import CapturedAttention, capture_attention
@@ -170,13 +167,8 @@ def look(
 
     check_memory(model, reading)
     captured = attention_of(model, reading, layers, at_least) if attention else []
-    by_layer = predictions = norm_values = shares = None
-    if predicts_tokens(model) and is_wanted(lens, reading, look_data.LENS_MAX_TOKENS):
-        by_layer = logit_lens(model, tokenizer, reading)
-        predictions = by_layer[-1]
-    elif predicts_tokens(model):
-        predictions = next_tokens(model, tokenizer, reading)
-
+    by_layer, predictions = predictions_of(model, tokenizer, reading, lens)
+    norm_values = shares = None
     if model.stacks and is_wanted(norms, reading, look_data.NORMS_MAX_TOKENS):
         norm_values = residual_norms(model, reading)
 
@@ -231,6 +223,19 @@ def attention_of(
 
     kept = kept_layers(model, reading, layers, at_least)
     return capture_attention(model, reading, layers=kept)
+
+
+def predictions_of(
+    model: Model, tokenizer: Tokenizer, reading: Reading, lens: bool | None
+) -> tuple[list[list[list[Guess]]] | None, list[list[Guess]] | None]:
+    """The logit lens, if it is wanted, and the likeliest tokens at each position."""
+    if not predicts_tokens(model):
+        return None, None
+    if not is_wanted(lens, reading, look_data.LENS_MAX_TOKENS):
+        return None, next_tokens(model, tokenizer, reading)
+
+    by_layer = logit_lens(model, tokenizer, reading)
+    return by_layer, by_layer[-1]
 
 
 def is_wanted(choice: bool | None, reading: Reading, most: int) -> bool:

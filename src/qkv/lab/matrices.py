@@ -35,6 +35,7 @@ from qkv.insight.render.views import labels, numbered
 from qkv.lab import demo as demonstration
 from qkv.lab.board import vectors
 from qkv.models import GPT, Transformer
+from qkv.models.model import expect
 from qkv.nn.attention import Causal, Mask, attend, dot
 from qkv.tables import Table
 
@@ -89,11 +90,11 @@ def cats(
         console.print("Stopped. The same command resumes the training.")
         return
 
-    model, tokenizer = artifact.load(demo)
-    if not isinstance(model, Transformer) or tokenizer is None:
-        raise ValueError(
-            f"demo: expected the translator of qkv demo, and {demo} holds another model"
-        )
+    message = f"demo: expected the translator of qkv demo, and {demo} holds another model"
+    loaded, tokenizer = artifact.load(demo)
+    model = expect(loaded, Transformer, message)
+    if tokenizer is None:
+        raise ValueError(message)
 
     source = demonstration.SENTENCE
     result = demonstration.show_alignment(console, model, tokenizer, source)
@@ -187,14 +188,11 @@ def attend_by_hand(mask: Mask | None) -> MaskedHead:
 
 def by_model(name: str, layer: int, head: int) -> tuple[Side, dict[str, MaskedHead], str]:
     """The same words in a GPT's head, without and with its mask; also which head it is."""
-    model, tokenizer = artifact.load(name)
+    loaded, tokenizer = artifact.load(name)
     tokenizer = tokenizer or artifact.tokenizer_of(name)
-    if not isinstance(model, GPT):
-        raise ValueError(
-            f"model: expected a GPT, which has a causal mask, and {name} is a "
-            f"{type(model).__name__}"
-        )
-
+    family = type(loaded).__name__
+    message = f"model: expected a GPT, which has a causal mask, and {name} is a {family}"
+    model = expect(loaded, GPT, message)
     (site,) = attention_sites(model)
     layer = numbered("layer", layer, site.depth)
     head = numbered("head", head, site.heads)

@@ -29,7 +29,7 @@ from qkv.insight.probing.probe_tasks import ProbeTask, position_task
 from qkv.insight.render.figures.figure_style import COLOURS
 from qkv.insight.render.figures.probe_figure import Line, Panel, draw_panels
 from qkv.models import BERTConfig, GPTConfig
-from qkv.models.registry import Model
+from qkv.models.model import Model
 from qkv.nn.config import check_at_least_one
 from qkv.nn.stack_config import Position
 from qkv.tables import Table

@@ -339,7 +339,8 @@ def repeated_tokens(
     special = set(tokenizer.special)
     ordinary = np.array([id for id in range(tokenizer.vocabulary) if id not in special])
     frames = frame_tokens(model, tokenizer)
-    room = backbone_of(model).config.context - max(len(frame.around([])) for frame in frames.values())
+    framing = max(len(frame.around([])) for frame in frames.values())
+    room = backbone_of(model).config.context - framing
     n = min(REPEATED, room // 2, len(ordinary))
     if n < 2:
         raise ValueError(f"context: {room} tokens have no room for two tokens and their repetition")

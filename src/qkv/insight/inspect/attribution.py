@@ -21,7 +21,6 @@ from qkv.insight.inspect.model_input import Reading, ids_of
 from qkv.models.configs import HeadConfig
 from qkv.models.heads import pooled
 from qkv.models.model import Model, backbone_of
-from qkv.nn.hooks import add_hook
 
 TOKENS = 2**11
 """Tokens of one forward and backward pass."""
@@ -161,18 +160,13 @@ def embedding_leaves(backbone: Any) -> Iterator[list[Tensor]]:
     """Collect the embeddings of each side as leaves of the graph; the source comes first."""
     embeddings: list[Tensor] = []
 
-    def as_leaf(value: Tensor, *_: Any) -> Tensor:
+    def as_leaf(module: Any, inputs: Any, value: Tensor) -> Tensor:
         embeddings.append(value.detach().requires_grad_())
         return embeddings[-1]
 
-    def forward_hook(module: Any, inputs: Any, value: Tensor) -> Tensor:
-        return as_leaf(value)
-
     with ExitStack() as hooks:
-        if not backbone.stacks:
-            for module in (backbone.source_embedding, backbone.embedding):
-                hooks.callback(module.register_forward_hook(forward_hook).remove)
-        else:
-            hooks.enter_context(add_hook(backbone, "*embedding.output", as_leaf))
+        for module in (getattr(backbone, "source_embedding", None), backbone.embedding):
+            if module is not None:
+                hooks.callback(module.register_forward_hook(as_leaf).remove)
 
         yield embeddings

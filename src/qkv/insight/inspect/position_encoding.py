@@ -81,9 +81,7 @@ def absolute_encoding(backbone: Model, positions: int) -> PositionEncoding:
     )
 
 
-def rotary_encoding(
-    backbone: Model, distance: Int[Tensor, "P"]
-) -> PositionEncoding:
+def rotary_encoding(backbone: Model, distance: Int[Tensor, "P"]) -> PositionEncoding:
     """The cosines of the rotary angles; their mean is the similarity."""
     config = backbone.config
     width = config.width_of_head

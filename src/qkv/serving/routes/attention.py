@@ -10,7 +10,6 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from qkv.insight.inspect.attention_edits import Edit, apply_edits
-from qkv.insight.inspect.capture import attention_sites
 from qkv.insight.inspect.look_data import LENS_MAX_TOKENS
 from qkv.insight.inspect.model_input import Reading, make_side, read
 from qkv.insight.look import Look, longest_side, look
@@ -18,6 +17,7 @@ from qkv.insight.render.page import EXACT, blocks, cells, compact, described, op
 from qkv.insight.render.views import ViewChoice
 from qkv.models import GPT, RNN, Transformer
 from qkv.models.model import Model
+from qkv.models.sites import attention_sites
 from qkv.serving.http.errors import Json
 from qkv.serving.http.output_stream import job_result
 from qkv.serving.http.params import parse_heads_off, request_deadline

@@ -8,9 +8,9 @@ from fastapi import APIRouter, Path, Request
 from starlette.responses import PlainTextResponse, Response
 
 from qkv.generation.generate import context_limit
-from qkv.insight.inspect.capture import attention_sites
 from qkv.models import BERT, GPT, RNN, TaskModel, Transformer
 from qkv.models.model import Model, backbone_of
+from qkv.models.sites import attention_sites
 from qkv.serving.engine.generation_request import RequestRefused
 from qkv.serving.http.errors import Json
 from qkv.serving.http.prometheus import prometheus
