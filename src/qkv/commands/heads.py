@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import tyro
-from matplotlib.figure import Figure
 from rich.console import Console
 
 from qkv.command_line.model_opening import (
@@ -37,13 +36,8 @@ from qkv.insight.heads.text_batches import (
     batches_from_pairs,
     batches_from_texts,
 )
-from qkv.insight.render.figures.figure_style import check_ending, save
-from qkv.insight.render.figures.head_figures import (
-    importance_figure,
-    patterns_figure,
-    syntax_figure,
-)
 from qkv.insight.render.head_tables import importance_table, patterns_table, syntax_table
+from qkv.insight.render.views import check_ending
 from qkv.models import BERT, GPT, RNN, TaskModel, Transformer
 from qkv.tables import Table
 
@@ -73,11 +67,12 @@ TextOrPair = str | tuple[str, str]
 
 
 class HeadResults(NamedTuple):
-    """One result in its three forms: numbers for JSON, a table, a figure."""
+    """One result: numbers for JSON, a table, and the values and the title of its figure."""
 
     numbers: Any
     table: Table
-    draw: Callable[[], Figure]
+    values: Any
+    title: str
 
 
 def run(
@@ -177,7 +172,19 @@ def show_results(
             if len(results) > 1:
                 path = plot.with_stem(f"{plot.stem}-{name}")
 
-            print(save(result.draw, path), file=sys.stderr if as_json else sys.stdout)
+            print(draw(name, result, path), file=sys.stderr if as_json else sys.stdout)
+
+
+def draw(name: str, result: HeadResults, path: Path) -> Path:
+    """Draw the figure of a result; importing matplotlib takes long."""
+    from qkv.insight.render.figures import figure_style, head_figures
+
+    figures: dict[str, Callable[[Any, str], Any]] = {
+        "patterns": head_figures.patterns_figure,
+        "ablation": head_figures.importance_figure,
+        "syntax": head_figures.syntax_figure,
+    }
+    return figure_style.save(lambda: figures[name](result.values, result.title), path)
 
 
 # The three measurements
@@ -199,9 +206,7 @@ def measure_patterns(
 
         numbers.append(values)
 
-    title = f"What heads do: {name}"
-
-    return HeadResults(numbers, patterns_table(patterns), lambda: patterns_figure(patterns, title))
+    return HeadResults(numbers, patterns_table(patterns), patterns, f"What heads do: {name}")
 
 
 def measure_ablation(
@@ -224,11 +229,7 @@ def measure_ablation(
         "texts": ablation.texts,
         "heads": [without_nan(head._asdict()) for head in ablation.ranked()],
     }
-    title = f"Which heads matter: {name}"
-
-    return HeadResults(
-        numbers, importance_table(ablation), lambda: importance_figure(ablation, title)
-    )
+    return HeadResults(numbers, importance_table(ablation), ablation, f"Which heads matter: {name}")
 
 
 def measure_syntax(
@@ -249,9 +250,7 @@ def measure_syntax(
         "halves": scores.halves,
         "relations": [without_nan(relation._asdict()) for relation in scores.relations],
     }
-    title = f"Heads and grammar: {name}"
-
-    return HeadResults(numbers, syntax_table(scores), lambda: syntax_figure(scores, title))
+    return HeadResults(numbers, syntax_table(scores), scores, f"Heads and grammar: {name}")
 
 
 def without_nan(values: dict[str, Any]) -> dict[str, Any]:

@@ -18,7 +18,6 @@ from qkv.insight.inspect.capture import unmasked
 from qkv.insight.inspect.position_encoding import position_encoding
 from qkv.insight.look import FORMATS, Look, look
 from qkv.insight.render import terminal
-from qkv.insight.render.figures import figure_style, position_figure
 from qkv.insight.render.views import ENDINGS, View, ViewChoice
 from qkv.models import BERT, GPT, RNN, TaskModel, Transformer
 
@@ -177,6 +176,8 @@ def default_view(result: Look, choice: ViewChoice) -> View:
 
 def show_positions(name: str, model: Any, out: Path | None) -> None:
     """The positional encoding of the model, at the terminal or as a picture."""
+    from qkv.insight.render.figures import figure_style, position_figure
+
     encoding = position_encoding(model)
     if out is None:
         position_figure.show(encoding, Console(highlight=False))

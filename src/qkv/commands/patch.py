@@ -22,9 +22,8 @@ from qkv.command_line.output_checks import check_writable
 from qkv.command_line.terminal_bars import progress_bar
 from qkv.insight.inspect.activation_patching import PatchResult, PatchSite, patch
 from qkv.insight.inspect.model_input import Reading, make_side, read, readable_token
-from qkv.insight.render.figures.figure_style import check_ending, save
-from qkv.insight.render.figures.head_figures import patched_figure
 from qkv.insight.render.terminal_cells import HeatMap
+from qkv.insight.render.views import check_ending
 from qkv.models import BERT, GPT, RNN, Transformer
 from qkv.text import Tokenizer
 from qkv.text.printable import printable
@@ -110,6 +109,9 @@ def run(
         show(patched, tokenizer, names, Console(highlight=False))
 
     if plot is not None:
+        from qkv.insight.render.figures.figure_style import save
+        from qkv.insight.render.figures.head_figures import patched_figure
+
         title = f"Where the answer comes from: {model}"
         below = describe(patched, tokenizer)
         path = save(lambda: patched_figure(patched, names, title, below), plot)

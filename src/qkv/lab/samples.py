@@ -157,7 +157,8 @@ def prediction_text(
         # Enough digits to tell the numbers of the data apart
         digits = max(2, 2 - math.floor(math.log10(head.scale)))
         reference = float(model.in_units(batch.numbers[row]))
-        return f"{float(scores[row]):.{digits}f}   (reference: {reference:.{digits}f})"
+        predicted_number = float(model.in_units(scores[row]))
+        return f"{predicted_number:.{digits}f}   (reference: {reference:.{digits}f})"
 
     predicted = scores[row].argmax(-1).tolist()  # (M,)
     targets = batch.targets[row].tolist()

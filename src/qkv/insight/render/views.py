@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from jaxtyping import Float
@@ -34,6 +35,12 @@ MISSING = {
     "norms": "they were not computed; an RNN has no residual stream, or the text is long",
     "attribution": "it was not computed; look again with attribution=True",
 }
+
+
+def check_ending(out: Path, name: str = "plot") -> None:
+    """Raise an error that starts with `name` if `out` is not a figure's file name."""
+    if out.suffix.lower() not in ENDINGS:
+        raise ValueError(f"{name}: expected the name of a .png, .svg or .pdf file, not {out}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,7 +18,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from qkv import storage
-from qkv.insight.render.views import ENDINGS
+from qkv.insight.render.views import check_ending
 
 # Okabe and Ito's palette, which colour-blind readers can tell apart.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -61,12 +61,6 @@ FONTS = (
     "Arial Unicode MS",
     "Noto Emoji",
 )
-
-
-def check_ending(out: Path, name: str = "plot") -> None:
-    """Raise an error that starts with `name` if `out` is not a figure's file name."""
-    if out.suffix.lower() not in ENDINGS:
-        raise ValueError(f"{name}: expected the name of a .png, .svg or .pdf file, not {out}")
 
 
 def save(draw: Callable[[], Figure], out: Path, name: str = "plot") -> Path:
