@@ -16,7 +16,6 @@ from qkv.insight.inspect.attention_edits import Edit
 from qkv.insight.inspect.edit_effects import EditEffects, edit_effects
 from qkv.insight.inspect.model_input import read
 from qkv.insight.render.terminal_cells import bar, has_blocks
-from qkv.models import BERT, GPT, RNN, TaskModel, Transformer
 from qkv.tables import Table
 from qkv.text.printable import printable
 
@@ -71,7 +70,7 @@ def run(
             "qkv edit --help lists what is possible"
         )
 
-    opened = open_model(model, float32_by_default(machine), GPT, BERT, Transformer, RNN, TaskModel)
+    opened = open_model(model, float32_by_default(machine))
     note_unknown(opened.tokenizer, filter(None, [*text, source, target]))
     reading = read(opened.model, opened.tokenizer, *text, source=source, target=target)
 

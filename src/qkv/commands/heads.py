@@ -38,7 +38,6 @@ from qkv.insight.heads.text_batches import (
 )
 from qkv.insight.render.head_tables import importance_table, patterns_table, syntax_table
 from qkv.insight.render.views import check_ending
-from qkv.models import BERT, GPT, RNN, TaskModel, Transformer
 from qkv.tables import Table
 
 PASSAGE = 600
@@ -125,7 +124,7 @@ def run(
     if plot is not None:
         check_ending(plot)
 
-    opened = open_model(model, float32_by_default(machine), GPT, BERT, Transformer, RNN, TaskModel)
+    opened = open_model(model, float32_by_default(machine))
     results: dict[str, HeadResults] = {}
     if without is not None:
         results["ablation"] = measure_ablation(opened, model, without, text, data, limit or LIMIT)

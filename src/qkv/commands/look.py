@@ -19,7 +19,6 @@ from qkv.insight.inspect.position_encoding import position_encoding
 from qkv.insight.look import FORMATS, Look, look
 from qkv.insight.render import terminal
 from qkv.insight.render.views import ENDINGS, View, ViewChoice
-from qkv.models import BERT, GPT, RNN, TaskModel, Transformer
 
 WITHOUT_ATTENTION = ("next", "lens", "norms")
 """Views that show no attention weights."""
@@ -79,7 +78,7 @@ def run(
             "several"
         )
 
-    opened = open_model(model, float32_by_default(machine), GPT, BERT, Transformer, RNN, TaskModel)
+    opened = open_model(model, float32_by_default(machine))
     if view == "positions":
         show_positions(model, opened.model, out)
         return

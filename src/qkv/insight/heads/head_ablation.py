@@ -70,6 +70,16 @@ class HeadImportance:
     low: dict[str, Float[np.ndarray, "L H"]]
     high: dict[str, Float[np.ndarray, "L H"]]
 
+    @property
+    def summary(self) -> str:
+        """How the changes were measured, for captions."""
+        replacement = "zeros" if self.how == "zero" else "its mean over the texts"
+        measure = "distance: 1 - cosine of a text's mean vector; the model has no loss"
+        if self.measure == "loss":
+            measure = f"loss: {self.unchanged:.4f} nats with all heads"
+
+        return f"{measure}; a head's output is replaced by {replacement}; {self.texts:,} texts"
+
     def ranked(self) -> list[Head]:
         """All heads, the most important first."""
         heads = []

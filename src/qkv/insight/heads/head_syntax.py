@@ -64,6 +64,12 @@ class RelationScore(NamedTuple):
     gain_high: float
     """Upper end."""
 
+    @property
+    def named_head(self) -> str:
+        """layer.head with an arrow: from the word to its syntactic head, or back."""
+        arrow = "→" if self.direction == "to its head" else "←"
+        return f"{self.layer}.{self.head} {arrow}"
+
 
 class SyntaxResult(NamedTuple):
     """The best heads for all relations."""
@@ -75,6 +81,19 @@ class SyntaxResult(NamedTuple):
     """The number of sentences that are longer than the model's context."""
     halves: bool
     """True if heads were chosen on one half of the sentences and measured on the other."""
+
+    @property
+    def summary(self) -> str:
+        """How the heads were measured, for captions."""
+        selection = "chosen on the sentences they are measured on"
+        if self.halves:
+            selection = "chosen on one half, measured on the other"
+
+        summary = f"{self.sentences:,} sentences; head and offset {selection}"
+        if self.left_out:
+            summary += f"; {self.left_out:,} longer than the context were left out"
+
+        return summary
 
 
 class Arcs(NamedTuple):

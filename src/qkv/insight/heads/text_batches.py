@@ -15,7 +15,7 @@ from qkv.data.batches.masked import MaskedData, WordPieces
 from qkv.data.sources.examples import Example
 from qkv.data.tokens.token_arrays import Tokens
 from qkv.generation.text import prompt_ids
-from qkv.insight.inspect.model_input import as_frame
+from qkv.insight.inspect.model_input import frame_tokens, translation_ends
 from qkv.models import TaskModel
 from qkv.models.model import Model
 from qkv.text.tokenizer import Tokenizer
@@ -54,7 +54,7 @@ def batch_of(model: Model, tokenizer: Tokenizer, text: str, longest: int = LONGE
         row = torch.tensor([prompt_ids(tokenizer, text)[: longest + 1]])  # (1, T + 1)
         return Batch(ids=row[:, :-1], targets=row[:, 1:])
 
-    frame = as_frame(tokenizer.start, tokenizer.end)
+    frame = frame_tokens(model, tokenizer)["self"]
     ids = tokenizer.encode(text)[: longest - len(frame.around([]))]
     row = torch.tensor([frame.around(ids)])
     if model.predicts is None:
@@ -70,13 +70,7 @@ def batches_from_pairs(
     tokenizer: Tokenizer, pairs: Iterable[tuple[str, str]], *, longest: int = LONGEST
 ) -> list[Batch]:
     """A batch for each sentence pair of a translator; the targets are the target tokens and end."""
-    start = tokenizer.start
-    end = tokenizer.end
-    if start is None or end is None:
-        raise ValueError(
-            "tokenizer: a translator needs a start and an end token, and this one lacks them"
-        )
-
+    start, end = translation_ends(tokenizer)
     batches = []
     for source, target in pairs:
         source_ids = tokenizer.encode(source)[: longest - 1]

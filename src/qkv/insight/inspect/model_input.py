@@ -148,11 +148,7 @@ def read_prompt(model: Model, tokenizer: Tokenizer, texts: Sequence[str]) -> Rea
 
 def read_pair(model: Model, tokenizer: Tokenizer, source: str, target: str | None) -> Reading:
     """The input of a translator; without a target the model translates the source itself."""
-    if tokenizer.start is None or tokenizer.end is None:
-        raise ValueError(
-            "tokenizer: a translator needs a start and an end token, and this one lacks them"
-        )
-
+    start, end = translation_ends(tokenizer)
     for name, text in (("source", source), ("target", target)):
         if text is not None and not text.strip():
             raise ValueError(f"{name}: there is nothing to read; expected a sentence")
@@ -164,13 +160,23 @@ def read_pair(model: Model, tokenizer: Tokenizer, source: str, target: str | Non
     else:
         target_ids = tokenizer.encode(target)
 
-    target_ids = [id for id in target_ids if id != tokenizer.end]
+    target_ids = [id for id in target_ids if id != end]
 
     return Reading(
-        make_side(tokenizer, [tokenizer.start, *target_ids]),
+        make_side(tokenizer, [start, *target_ids]),
         make_side(tokenizer, encoded_source),
-        chosen=make_side(tokenizer, [*target_ids, tokenizer.end]),
+        chosen=make_side(tokenizer, [*target_ids, end]),
     )
+
+
+def translation_ends(tokenizer: Tokenizer) -> tuple[int, int]:
+    """The start and the end token of a translator."""
+    if tokenizer.start is None or tokenizer.end is None:
+        raise ValueError(
+            "tokenizer: a translator needs a start and an end token, and this one lacks them"
+        )
+
+    return tokenizer.start, tokenizer.end
 
 
 def read_sentences(model: Model, tokenizer: Tokenizer, texts: Sequence[str]) -> Reading:

@@ -10,8 +10,7 @@ labels.tsv           a class or a number for every text, probed at the mean of i
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -21,11 +20,13 @@ import numpy as np
 from jaxtyping import Int
 
 from qkv.data.batches.framing import Frame
-from qkv.data.sources.examples import Example, open_examples
+from qkv.data.batches.labels import label_numbers
+from qkv.data.sources.examples import as_number
 from qkv.data.sources.source import open_texts
 from qkv.data.tokens.prepare import prepare_texts
 from qkv.data.tokens.token_arrays import Tokens
 from qkv.insight.probing.activations import ProbeData
+from qkv.insight.probing.held_out import HELD_OUT, Parts, split
 from qkv.insight.probing.linear_probe import UNKNOWN
 from qkv.models.configs import Pooling
 from qkv.models.model import Model
@@ -34,10 +35,6 @@ from qkv.text.tokenizer import Tokenizer
 Measures = tuple[Literal["accuracy", "distance"], ...]
 Row = tuple[Int[np.ndarray, "_"], Int[np.ndarray, "_"]]
 """The ids of a text, and its probed positions."""
-Parts = Sequence[Sequence[Example]]
-"""Training, validation and test examples."""
-HELD_OUT = 0.1
-"""Share of the texts for validation, and again for testing, if no files are given for these."""
 LONGEST = 4096
 """Longest text in tokens for a model without a maximum."""
 
@@ -305,11 +302,11 @@ def about_texts(
             f"pooling: expected one of {', '.join(get_args(Pooling))}, not {pooling!r}"
         )
 
-    targets = [[str(example.label) for example in part] for part in examples]
+    targets: list[Any] = [[str(example.label) for example in part] for part in examples]
     if numbers is None:
         numbers = are_fractions(set(chain.from_iterable(targets)))
     if numbers:
-        check_numbers(chain.from_iterable(examples))
+        targets = list(map(label_numbers, examples))
 
     frame = frame_of(model, tokenizer, "classify", pooling)
     rows: list[list[Row]] = []
@@ -325,24 +322,12 @@ def about_texts(
 
 def are_fractions(labels: set[str]) -> bool:
     """Whether all labels are numbers, and at least one is not an integer."""
-    return all(map(is_number, labels)) and not all(float(label).is_integer() for label in labels)
-
-
-def check_numbers(examples: chain[Example]) -> None:
-    """Raise if a label is not a number."""
-    for example in examples:
-        if not is_number(str(example.label)):
-            raise ValueError(
-                f"{example.where}: expected a number as the label, not {example.label!r}"
-            )
-
-
-def is_number(label: str) -> bool:
-    """Whether a label is a finite number."""
     try:
-        return bool(np.isfinite(float(label)))
+        numbers = [as_number(label, "label") for label in labels]
     except ValueError:
         return False
+
+    return not all(number.is_integer() for number in numbers)
 
 
 def class_numbers(
@@ -399,62 +384,6 @@ def make_task(
 
     training, validation, test = parts
     return ProbeTask(name, (training.shuffled(), validation, test), labels, measures, notes)
-
-
-def split(files: Mapping[str, Sequence[str]], most: int | None, **columns: Any) -> Parts:
-    """Training, validation and test examples; without files a fixed tenth is held out for each.
-
-    Args:
-        files: The files of target, validation and test.
-        most: The largest number of training examples.
-        columns: The task and the columns, as in `open_examples`.
-    """
-    if most is not None and most < 1:
-        raise ValueError(f"examples: expected 1 or more, not {most}")
-
-    sources = {}
-    for use, paths in files.items():
-        if paths:
-            sources[use] = open_examples(paths, **columns)
-
-    check_apart({use: [part.name for part in source.parts] for use, source in sources.items()})
-    examples = {use: list(source) for use, source in sources.items()}
-
-    # Hold out parts of the training examples
-    training = examples["target"]
-    order = np.random.default_rng(0).permutation(len(training)).tolist()
-    count = max(1, round(HELD_OUT * len(training)))
-    for use in ("validation", "test"):
-        if use not in examples:
-            examples[use] = [training[index] for index in order[:count]]
-            order = order[count:]
-
-    if not order:
-        raise ValueError(
-            f"{files['target'][0]}: {len(training)} texts are too few to hold some out; give "
-            "validation and test"
-        )
-
-    kept = [training[index] for index in sorted(order[:most])]
-    return [kept, examples["validation"], examples["test"]]
-
-
-def check_apart(files: Mapping[str, Sequence[str]]) -> None:
-    """Raise if a file is used twice: test texts must be unknown from training and validation."""
-    uses: dict[tuple[int, int] | str, str] = {}
-    for use, names in files.items():
-        for name in names:
-            key: tuple[int, int] | str = name  # of a dataset on the hub, or standard input
-            if os.path.exists(name):
-                stat = os.stat(name)
-                key = (stat.st_dev, stat.st_ino)
-
-            first = uses.setdefault(key, use)
-            if first != use:
-                raise ValueError(
-                    f"{use}: {name} is a file of {first}, too; expected texts that are in one of "
-                    "them"
-                )
 
 
 # Special tokens

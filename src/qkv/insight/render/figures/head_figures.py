@@ -57,7 +57,7 @@ def importance_figure(importance: HeadImportance, title: str) -> Figure:
     bars = figure.add_subplot(grid[0, len(kinds)])
     draw_ranking(bars, importance.ranked()[:RANKED], several=len(kinds) > 1)
     bars.set_xlabel(f"{unit}, with 95% intervals")
-    write_texts(figure, title, importance_summary(importance))
+    write_texts(figure, title, importance.summary)
 
     return figure
 
@@ -93,16 +93,6 @@ def draw_ranking(axes: Axes, ranked: Sequence[Head], several: bool) -> None:
     axes.axvline(0, color=PALE, linewidth=1)
     axes.xaxis.set_major_locator(MaxNLocator(4))
     axes.set_title("largest change, layer.head", fontsize=11, loc="left")
-
-
-def importance_summary(importance: HeadImportance) -> str:
-    replacement = "zeros" if importance.how == "zero" else "its mean"
-    measured = "distance of the text's mean vector"
-    if importance.measure == "loss":
-        measured = f"loss {importance.unchanged:.3f} with all heads"
-
-    texts = f"{importance.texts:,} texts"
-    return f"each head's output replaced by {replacement}; {measured}; {texts}"
 
 
 # Attention patterns
@@ -179,15 +169,7 @@ def syntax_figure(syntax: SyntaxResult, title: str) -> Figure:
     axes.grid(axis="y", visible=False)
     draw_legend_below(figure, axes)
 
-    selection = "chosen on the sentences they are measured on"
-    if syntax.halves:
-        selection = "chosen on one half of the sentences, measured on the other"
-
-    write_texts(
-        figure,
-        title,
-        f"{syntax.sentences:,} sentences; head and offset {selection}; lines: 95% intervals",
-    )
+    write_texts(figure, title, f"{syntax.summary}; lines: 95% intervals")
 
     return figure
 
@@ -213,9 +195,8 @@ def annotate_relation(axes: Axes, relation: RelationScore, at: float) -> None:
         ends = [100 * relation.low, 100 * relation.high]
         axes.plot(ends, [at - 0.19, at - 0.19], color=INK, linewidth=1.2)
 
-    arrow = "→" if relation.direction == "to its head" else "←"
     axes.annotate(
-        f"{relation.layer}.{relation.head} {arrow}   {relation.offset:+d}",
+        f"{relation.named_head}   {relation.offset:+d}",
         (100 * right, at),
         xytext=(6, 0),
         textcoords="offset points",

@@ -39,13 +39,15 @@ DASHES = ("-", (0, (5, 1.5)), (0, (1.5, 1.5)))  # the next one when all colours 
 PANELS = {"learning_rate": "learning rate", "gradient_norm": "gradient norm"}
 LineStyle = Mapping[str, Any]
 # The field of RunCurves, the label and the style of each kind of line and mark.
+VALIDATION: LineStyle = {
+    "marker": "o",
+    "markersize": 6.5,
+    "markeredgecolor": "white",
+    "linewidth": 1.3,
+}
 LEGEND: tuple[tuple[str, str, LineStyle], ...] = (
     ("x", "training", {}),
-    (
-        "validation",
-        "validation",
-        {"marker": "o", "markersize": 6.5, "markeredgecolor": "white", "linewidth": 1.3},
-    ),
+    ("validation", "validation", VALIDATION),
     ("skipped", "step skipped", {"marker": "x", "linestyle": "none", "markeredgewidth": 1.8}),
     ("rewound", "went back to a checkpoint", {"marker": "<", "linestyle": ":", "linewidth": 1}),
 )
@@ -182,17 +184,7 @@ def draw_losses(
     """Training and validation losses of all runs, with marks for skipped and rewound steps."""
     for run, style in zip(runs, styles, strict=True):
         draw_curve(axes, run.x / scale, run.columns["loss"], smooth, style)
-        axes.plot(
-            run.validation_x / scale,
-            run.validation,
-            **style,
-            linewidth=1.3,
-            marker="o",
-            markersize=6.5,
-            markeredgecolor="white",
-            markeredgewidth=1.0,
-            zorder=4,
-        )
+        axes.plot(run.validation_x / scale, run.validation, **style, **VALIDATION, zorder=4)
         mark_events(axes, run, scale, style["color"])
 
     validation = [run.validation for run in runs]
