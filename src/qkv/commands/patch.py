@@ -169,16 +169,9 @@ def token_id(tokenizer: Tokenizer, text: str | None, name: str) -> int | None:
 
 def token_names(clean: Reading, corrupted: Reading, kind: str) -> list[str]:
     """The token at each position, and both tokens where the prompts differ."""
-    clean_side = clean.text
-    corrupted_side = corrupted.text
-    if kind == "encoder":
-        assert clean.source is not None
-        assert corrupted.source is not None
-        clean_side = clean.source
-        corrupted_side = corrupted.source
-
     names = []
-    for token, other in zip(clean_side.tokens, corrupted_side.tokens, strict=True):
+    tokens = zip(clean.queries(kind).tokens, corrupted.queries(kind).tokens, strict=True)
+    for token, other in tokens:
         name = token
         if token != other:
             name = f"{token}/{other}"

@@ -8,16 +8,19 @@ from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 
+from jaxtyping import Float
 from safetensors.torch import save_file
+from torch import Tensor
 
 from qkv import artifact, storage
+from qkv.generation.fill import Guess
 from qkv.insight.inspect import look_data
 from qkv.insight.inspect.attribution import attribution as compute_attribution
 from qkv.insight.inspect.capture import CapturedAttention, capture_attention
 from qkv.insight.inspect.logit_lens import logit_lens, makes_predictions, next_tokens
 from qkv.insight.inspect.look_data import LookData
 from qkv.insight.inspect.model_input import Reading, read
-from qkv.insight.inspect.residual_norms import residual_norms
+from qkv.insight.inspect.residual_norms import Norms, residual_norms
 from qkv.insight.render.page import page
 from qkv.insight.render.views import ENDINGS, Heads, View, ViewChoice
 from qkv.models.model import Model, backbone_of
@@ -168,17 +171,10 @@ def look(
     check_memory(model, reading)
     captured = attention_of(model, reading, layers, at_least) if attention else []
     by_layer, predictions = predictions_of(model, tokenizer, reading, lens)
-    norm_values = shares = None
-    if model.stacks and is_wanted(norms, reading, look_data.NORMS_MAX_TOKENS):
-        norm_values = residual_norms(model, reading)
+    gradients = gradients_of(model, reading, norms, attribution)
+    bidirectional = not (model.is_causal or model.has_source)
 
-    # Requested for a model without predictions, attribution is an error.
-    most = look_data.ATTRIBUTION_MAX_TOKENS if makes_predictions(model) else 0
-    if is_wanted(attribution, reading, most):
-        shares = compute_attribution(model, reading)
-
-    both = not (model.is_causal or model.has_source)
-    return Look(name, reading, captured, predictions, by_layer, norm_values, shares, both)
+    return Look(name, reading, captured, predictions, by_layer, *gradients, bidirectional)
 
 
 def title_of(model: Model | artifact.Loaded | str | Path) -> str:
@@ -236,6 +232,22 @@ def predictions_of(
 
     by_layer = logit_lens(model, tokenizer, reading)
     return by_layer, by_layer[-1]
+
+
+def gradients_of(
+    model: Model, reading: Reading, norms: bool | None, attribution: bool | None
+) -> tuple[Norms | None, Float[Tensor, "T S"] | None]:
+    """Norms and attribution, if they are wanted."""
+    norm_values = shares = None
+    if model.stacks and is_wanted(norms, reading, look_data.NORMS_MAX_TOKENS):
+        norm_values = residual_norms(model, reading)
+
+    # Requested for a model without predictions, attribution is an error.
+    most = look_data.ATTRIBUTION_MAX_TOKENS if makes_predictions(model) else 0
+    if is_wanted(attribution, reading, most):
+        shares = compute_attribution(model, reading)
+
+    return norm_values, shares
 
 
 def is_wanted(choice: bool | None, reading: Reading, most: int) -> bool:

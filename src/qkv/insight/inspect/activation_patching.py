@@ -131,10 +131,7 @@ class PatchRun:
         self.depth = len(self.blocks)
 
         # Tokens or heads of a layer, and how many of them are patched in one forward pass
-        side = corrupted.text
-        if kind == "encoder" and corrupted.source is not None:
-            side = corrupted.source
-
+        side = corrupted.queries(kind)
         self.choices = len(side.ids)
         if at == "heads":
             self.choices = attention_sites(model)[0].heads

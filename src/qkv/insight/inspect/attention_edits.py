@@ -25,7 +25,7 @@ from torch import Tensor
 
 from qkv.insight.inspect.capture import visible
 from qkv.insight.inspect.hook_checks import require_hook
-from qkv.insight.inspect.model_input import Reading, Side
+from qkv.insight.inspect.model_input import Reading
 from qkv.models.model import Model
 from qkv.models.sites import AttentionSite, attention_sites
 
@@ -312,16 +312,8 @@ def site_of(model: Model, edit: Edit) -> AttentionSite:
 
 def check_edge_tokens(edit: Edit, edge: tuple[int, int], kind: str, reading: Reading) -> int:
     """Return the number of query tokens; raise if the text lacks one of the edge's tokens."""
-    rows: Side | None = reading.text
-    columns: Side | None = reading.text
-    if kind in ("encoder", "cross"):
-        columns = reading.source
-    if kind == "encoder":
-        rows = reading.source
-
-    assert rows is not None
-    assert columns is not None
-    for position, side in zip(edge, (rows, columns), strict=True):
+    rows = reading.queries(kind)
+    for position, side in zip(edge, (rows, reading.keys(kind)), strict=True):
         count = len(side.ids)
         if position < count:
             continue

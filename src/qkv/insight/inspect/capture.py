@@ -142,16 +142,11 @@ class SiteCapture:
         if not site.point:
             self.finish_steps()
 
-        rows = columns = reading.text
-        if site.kind in ("encoder", "cross"):
-            assert reading.source is not None
-            columns = reading.source
-            rows = reading.rows if site.kind == "cross" else reading.source
-
+        rows = reading.rows if site.kind == "cross" else reading.queries(site.kind)
         return CapturedAttention(
             site.kind,
             rows,
-            columns,
+            reading.keys(site.kind),
             {layer: self.weights[layer] for layer in sorted(self.kept_layers)},
             site.depth,
             site.heads,

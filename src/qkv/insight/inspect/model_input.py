@@ -53,6 +53,14 @@ class Reading(NamedTuple):
         """
         return self.chosen or self.text
 
+    def queries(self, kind: str) -> Side:
+        """The tokens that attend, in this kind of attention."""
+        return self.source if kind == "encoder" and self.source is not None else self.text
+
+    def keys(self, kind: str) -> Side:
+        """The tokens that are attended to, in this kind of attention."""
+        return self.source if kind == "cross" and self.source is not None else self.queries(kind)
+
 
 # From texts to token ids
 

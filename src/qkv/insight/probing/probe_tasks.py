@@ -125,11 +125,9 @@ def probe_task(
         >>> insight.probe_task(model, tokenizer, str(path)).labels
         ('no', 'yes')
     """
+    check_data(target, data, validation, test)
     if target == "position":
-        check_position_data(data, validation, test)
         return about_position(model, tokenizer, data, length, windows)
-    if data:
-        raise ValueError(f"data: the texts are those of {target}; leave it out")
 
     file, column = split_target(target)
     files = {"target": [file], "validation": validation, "test": test}
@@ -141,10 +139,16 @@ def probe_task(
     return about_texts(model, tokenizer, examples, file, pooling, numbers)
 
 
-def check_position_data(
-    data: Sequence[str], validation: Sequence[str], test: Sequence[str]
+def check_data(
+    target: str, data: Sequence[str], validation: Sequence[str], test: Sequence[str]
 ) -> None:
-    """Raise if the position task has no texts, or files that it would not use."""
+    """Raise if the position task has no texts, or a task has data that it would not use."""
+    if target != "position":
+        if data:
+            raise ValueError(f"data: the texts are those of {target}; leave it out")
+
+        return
+
     if not data:
         raise ValueError("data: expected texts whose token positions are probed")
 
