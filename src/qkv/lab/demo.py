@@ -119,7 +119,7 @@ def trained_translator(console: Console, out: Path, steps: int = TRANSLATOR_STEP
     )
 
 
-def show_score(console: Console, model: Model, tokenizer: Tokenizer) -> None:
+def show_score(console: Console, model: Any, tokenizer: Tokenizer) -> None:
     """BLEU on sentences whose nouns did not occur with their verb in training."""
     pairs = list(open_pairs(["turkish:test"]))
     references = [turkish for _, turkish in pairs]
@@ -155,7 +155,7 @@ class Aligned(NamedTuple):
     """The cross-attention weights, averaged over layers and heads."""
 
 
-def aligned(model: Model, tokenizer: Tokenizer, english: str) -> Aligned:
+def aligned(model: Any, tokenizer: Tokenizer, english: str) -> Aligned:
     """Translate a sentence, and align the target tokens with the source tokens."""
     (translation,) = in_turkish(model, tokenizer, [english])
     source, target = tokenizer.encode_batch([english, translation])
@@ -174,7 +174,7 @@ def aligned(model: Model, tokenizer: Tokenizer, english: str) -> Aligned:
     return Aligned(translation, list(map(tokenizer.token, target)), source_tokens, weights)
 
 
-def show_alignment(console: Console, model: Model, tokenizer: Tokenizer, english: str) -> Aligned:
+def show_alignment(console: Console, model: Any, tokenizer: Tokenizer, english: str) -> Aligned:
     """Print a translation and its alignment, and return them."""
     result = aligned(model, tokenizer, english)
     console.print(Text.assemble(f"\n{english}: ", (printable(result.translation), "bold")))
@@ -192,7 +192,7 @@ def show_alignment(console: Console, model: Model, tokenizer: Tokenizer, english
     return result
 
 
-def in_turkish(model: Model, tokenizer: Tokenizer, sentences: Sequence[str]) -> list[str]:
+def in_turkish(model: Any, tokenizer: Tokenizer, sentences: Sequence[str]) -> list[str]:
     """Translate sentences greedily, in their order."""
     results = dict(translate_texts([model], tokenizer, sentences, beams=1, batch=500))
     return [results[number][0].text for number in range(len(sentences))]
@@ -231,7 +231,7 @@ def show_writer(console: Console, out: Path, steps: int) -> bool:
     return True
 
 
-def completed(model: Model, tokenizer: Tokenizer, prompt: str, length: int) -> str:
+def completed(model: Any, tokenizer: Tokenizer, prompt: str, length: int) -> str:
     """The model's continuation of a prompt."""
     (text,) = complete(model, tokenizer, [prompt], length=length, temperature=0.5, top_k=40, seed=0)
     return text

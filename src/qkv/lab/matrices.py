@@ -31,7 +31,7 @@ from qkv.insight.render.figures import figure_style
 from qkv.insight.render.figures.attention import heat_map, matrix, matrix_size, write_title
 from qkv.insight.render.figures.figure_style import canvas
 from qkv.insight.render.terminal_cells import HeatMap, has_blocks
-from qkv.insight.render.views import labels, numbered
+from qkv.insight.render.views import ENDINGS, labels, numbered
 from qkv.lab import demo as demonstration
 from qkv.lab.board import vectors
 from qkv.models import GPT, Transformer
@@ -44,13 +44,13 @@ HiddenConsole = tyro.conf.Suppress[tyro.conf.Fixed[Console | None]]
 QUICK = ("the", "quick", "brown")
 UNMASKED = "without a mask"
 MASKED = "with a causal mask"
-ENDINGS = (".html", *figure_style.ENDINGS)
+FORMATS = (".html", *ENDINGS)
 
 
 def check_out(out: Path | None) -> None:
     """Raise unless the file has the ending of a page or a picture."""
-    if out is not None and out.suffix.lower() not in ENDINGS:
-        raise ValueError(f"out: expected the name of a {', '.join(ENDINGS)} file, not {out}")
+    if out is not None and out.suffix.lower() not in FORMATS:
+        raise ValueError(f"out: expected the name of a {', '.join(FORMATS)} file, not {out}")
 
 
 def write(

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -328,7 +328,7 @@ class HeadSums:
 # The measure
 
 
-def row_outputs(model: Model, batch: Batch) -> Float[Tensor, "B"] | Float[Tensor, "B E"]:
+def row_outputs(model: Any, batch: Batch) -> Float[Tensor, "B"] | Float[Tensor, "B E"]:
     """The summed loss of each row; for an encoder without a loss the mean vector of each row."""
     if model.task is not None:
         objective = TaskObjective(model)

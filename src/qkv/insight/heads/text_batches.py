@@ -16,7 +16,6 @@ from qkv.data.sources.examples import Example
 from qkv.data.tokens.token_arrays import Tokens
 from qkv.generation.text import prompt_ids
 from qkv.insight.inspect.model_input import frame_tokens, translation_ends
-from qkv.models import TaskModel
 from qkv.models.model import Model
 from qkv.text.tokenizer import Tokenizer
 
@@ -87,7 +86,7 @@ def batches_from_pairs(
 
 
 def batches_from_examples(
-    model: TaskModel, tokenizer: Tokenizer, examples: Sequence[Example]
+    model: Model, tokenizer: Tokenizer, examples: Sequence[Example]
 ) -> list[Batch]:
     """A batch for each labelled example of a task model."""
     head = model.config.head

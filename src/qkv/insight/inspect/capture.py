@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -213,7 +213,7 @@ def distance(weights: Float[Tensor, "H T S"], kind: str) -> Float[Tensor, "H"]:
 @contextmanager
 def unmasked(model: Model) -> Iterator[None]:
     """Remove the causal mask of a GPT while the context is open: tokens attend to later ones."""
-    backbone = backbone_of(model)
+    backbone: Any = backbone_of(model)
     if not backbone.is_causal:
         raise ValueError(
             "mask: only a GPT's causal mask can be removed, and this is a "

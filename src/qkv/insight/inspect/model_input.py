@@ -154,7 +154,7 @@ def read_prompt(model: Model, tokenizer: Tokenizer, texts: Sequence[str]) -> Rea
     return Reading(make_side(tokenizer, prompt_ids(tokenizer, texts[0])))
 
 
-def read_pair(model: Model, tokenizer: Tokenizer, source: str, target: str | None) -> Reading:
+def read_pair(model: Any, tokenizer: Tokenizer, source: str, target: str | None) -> Reading:
     """The input of a translator; without a target the model translates the source itself."""
     start, end = translation_ends(tokenizer)
     for name, text in (("source", source), ("target", target)):

@@ -246,7 +246,10 @@ class ProbeRun:
 
         self.stage(what, 0.0)  # announces the stage: the first probes may take a while
         for group in groups:
-            share = len(group) / len(layers)
+
+            def advance(part: float, share: float = len(group) / len(layers)) -> None:
+                self.stage(what, part * share)
+
             fitted = fit(
                 training,
                 validation,
@@ -255,7 +258,7 @@ class ProbeRun:
                 layers=group,
                 seeds=self.seeds,
                 learning=self.learning,
-                advance=lambda part, share=share: self.stage(what, part * share),
+                advance=advance,
             )
             validation_sums = sums_by_text(fitted, validation, self.task.measures)
             for measure, sums in sums_by_text(fitted, test, self.task.measures).items():

@@ -257,7 +257,7 @@ def about_words(
         for example, encoded in zip(part, framed, strict=True):
             positions = encoded.target_positions
             # Words that were cut off have no position, and so no tag.
-            tags = list(example.label or ())[: len(positions)]
+            tags: list[Any] = list(example.label or ())[: len(positions)]
             if column == "head":
                 positions, tags = head_distances(positions, tags)
 

@@ -85,7 +85,7 @@ def save(draw: Callable[[], Figure], out: Path, name: str = "plot") -> Path:
     return out
 
 
-def canvas(wide: float, high: float, **spacing: float) -> Figure:
+def canvas(wide: float, high: float, **spacing: Any) -> Figure:
     """An empty figure of this size in inches; `spacing` is that of a ConstrainedLayoutEngine."""
     layout = ConstrainedLayoutEngine(**{"w_pad": 0.12, "h_pad": 0.1, "wspace": 0.03, **spacing})
     return Figure(figsize=(wide, high), layout=layout)

@@ -15,7 +15,6 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 from qkv.insight.render.figures.curve_smoothing import smoothed, thinned
 from qkv.insight.render.figures.figure_style import (
     COLOURS,
-    ENDINGS,
     INK,
     PALE,
     ROUND,
@@ -33,6 +32,7 @@ from qkv.insight.render.figures.run_metrics import (
     read_run,
     short,
 )
+from qkv.insight.render.views import ENDINGS
 from qkv.training.logging.metrics import METRICS_FILE
 
 DASHES = ("-", (0, (5, 1.5)), (0, (1.5, 1.5)))  # the next one when all colours are in use
