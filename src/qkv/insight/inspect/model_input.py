@@ -94,7 +94,10 @@ def read(
         >>> insight.read(model, tokenizer, "the cat sat").text.tokens
         ('the', 'cat', 'sat')
     """
-    check_texts(texts, source, target)
+    named = [*(("text", text) for text in texts), ("source", source), ("target", target)]
+    for name, value in named:
+        if value is not None:
+            check_text(value, name)
 
     if model.has_source:
         if source is None and len(texts) == 1:
@@ -121,17 +124,6 @@ def read(
     reading = (read_prompt if model.is_causal else read_sentences)(model, tokenizer, texts)
     check_length(model, reading)
     return reading
-
-
-def check_texts(texts: Sequence[str], source: str | None, target: str | None) -> None:
-    """Raise if a text is not a string that can be encoded."""
-    for text in texts:
-        check_text(text, "text")
-
-    if source is not None:
-        check_text(source, "source")
-    if target is not None:
-        check_text(target, "target")
 
 
 def check_length(model: Model, reading: Reading) -> None:

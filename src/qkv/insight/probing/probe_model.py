@@ -30,12 +30,11 @@ from qkv.insight.probing.activations import (
     ignore,
 )
 from qkv.insight.probing.linear_probe import Fitted, ProbeTraining, fit
-from qkv.insight.probing.probe_tasks import ProbeTask
+from qkv.insight.probing.probe_tasks import Measure, ProbeTask
 from qkv.models.model import Model
 from qkv.models.registry import build
 
 ProbeCondition = Literal["model", "random model", "shuffled labels"]
-Measure = Literal["accuracy", "distance"]
 ProgressCallback = Callable[[str, float], object]
 """Called with the name of a stage and the share of it that was done since the last call."""
 PARTS = ("training", "validation", "test")

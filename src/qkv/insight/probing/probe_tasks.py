@@ -32,7 +32,7 @@ from qkv.models.configs import Pooling
 from qkv.models.model import Model
 from qkv.text.tokenizer import Tokenizer
 
-Measures = tuple[Literal["accuracy", "distance"], ...]
+Measure = Literal["accuracy", "distance"]
 Row = tuple[Int[np.ndarray, "_"], Int[np.ndarray, "_"]]
 """The ids of a text, and its probed positions."""
 LONGEST = 4096
@@ -47,7 +47,7 @@ class ProbeTask:
     parts: tuple[ProbeData, ProbeData, ProbeData]
     labels: tuple[str, ...]
     """Names of the classes; none if the target is a number."""
-    measures: Measures
+    measures: tuple[Measure, ...]
     notes: tuple[str, ...] = ()
     """Notes on the data for the user."""
 
@@ -63,11 +63,11 @@ class ProbeTask:
                 f"{self.name}: every target is {only!r}; expected two different ones or more"
             )
 
-    def baseline(self) -> dict[Any, float]:
+    def baseline(self) -> dict[Measure, float]:
         """The test score of a constant prediction: the majority class, or the median."""
         training = self.parts[0].targets
         test = self.parts[2].targets
-        result: dict[Any, float] = {}
+        result: dict[Measure, float] = {}
         for measure in self.measures:
             if measure == "accuracy":
                 result[measure] = float((test == np.bincount(training).argmax()).mean())
@@ -373,7 +373,7 @@ def make_task(
     The training part is shuffled, so that a block is a sample of it.
     """
     labels: tuple[str, ...] = ()
-    measures: Measures = ("distance",)
+    measures: tuple[Measure, ...] = ("distance",)
     if numbers:
         values = [np.array(part, dtype=np.float64) for part in targets]
     else:

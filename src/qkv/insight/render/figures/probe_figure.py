@@ -11,7 +11,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from rich.text import Text
 
-from qkv.insight.probing.probe_model import LayerScore, Measure, ProbeCondition, ProbeResult
+from qkv.insight.probing.probe_model import LayerScore, ProbeCondition, ProbeResult
+from qkv.insight.probing.probe_tasks import Measure
 from qkv.insight.render.figures.figure_style import COLOURS, PALE, ROUND, canvas, save
 from qkv.tables import Table
 
