@@ -310,7 +310,7 @@ def about_texts(
     if numbers is None:
         numbers = are_fractions(set(chain.from_iterable(targets)))
     if numbers:
-        targets = list(map(label_numbers, examples))
+        targets = [label_numbers(part).tolist() for part in examples]
 
     frame = frame_of(model, tokenizer, "classify", pooling)
     rows: list[list[Row]] = []
