@@ -116,7 +116,12 @@ def effect_table(effect: EditEffects, blocks: bool) -> Table:
 
     table.caption = f"moved: {measure}; a full bar is {most:.2f}"
     table.title = Text(printable(", ".join(map(str, effect.edits))), style="bold")
-    add_columns(table, predictions=effect.before is not None)
+    table.add_column("", justify="right", style="dim")
+    for name in ("token", "before", "after") if effect.before is not None else ("token",):
+        table.add_column(name)
+
+    table.add_column("moved", justify="right")
+    table.add_column("", no_wrap=True)
 
     # A fine-tuned model has one prediction for the whole text.
     tokens = effect.reading.text.tokens
@@ -136,17 +141,6 @@ def effect_table(effect: EditEffects, blocks: bool) -> Table:
         table.add_row(*cells)
 
     return table
-
-
-def add_columns(table: Table, predictions: bool) -> None:
-    table.add_column("", justify="right", style="dim")
-    table.add_column("token")
-    if predictions:
-        table.add_column("before")
-        table.add_column("after")
-
-    table.add_column("moved", justify="right")
-    table.add_column("", no_wrap=True)
 
 
 def guess_cell(guesses: list[Guess], others: list[Guess]) -> Text:

@@ -272,12 +272,10 @@ def held_out_positions(experiment: PositionExperiment) -> ProbeTask:
     position.
     """
     config = GPTConfig(**experiment.shape)
-    batch_tokens = experiment.batch_tokens
-    task = assemble(config, experiment.data_config, batch_tokens=batch_tokens, seed=0)
-    assert isinstance(task.validation, CausalData)
-    tokens = task.validation.tokens
-
-    return position_task(tokens, experiment.context, experiment.windows, held_out=FOR_PROBES)
+    task = assemble(config, experiment.data_config, batch_tokens=experiment.batch_tokens, seed=0)
+    data = task.validation
+    assert isinstance(data, CausalData)
+    return position_task(data.tokens, experiment.context, experiment.windows, held_out=FOR_PROBES)
 
 
 def probed(

@@ -106,6 +106,8 @@ class SiteCapture:
         if not overview:
             self.hooked_layers = sorted(self.kept_layers)
 
+        self.steps: list[Tensor] = []
+        """Weights of an RNN, which attends once for each target token."""
         self.weights: dict[int, Tensor] = {}
         self.overviews: list[Tensor] = []
         self.entropies: list[Tensor] = []
@@ -113,25 +115,18 @@ class SiteCapture:
 
     def store(self, weights: Float[Tensor, "1 H T S"], name: str, layer: int) -> None:
         """Hook: keep the weights of a layer, and summarise them."""
-        if not self.site.point:
-            self.append_step(layer, weights[0])
+        if self.site.stack:
+            self.keep(weights[0].float(), layer)
+        else:
+            self.steps.append(weights[0].float())
+
+    def keep(self, weights: Float[Tensor, "H T S"], layer: int) -> None:
+        """Keep the weights of a layer; compute overview, entropy and distance."""
+        if layer in self.kept_layers:
+            self.weights[layer] = weights.cpu()
+        if not self.overview:
             return
 
-        if layer in self.kept_layers:
-            self.weights[layer] = weights[0].float().cpu()
-
-        if self.overview:
-            self.summarise(weights[0].float())
-
-    def append_step(self, layer: int, weights: Float[Tensor, "H 1 S"]) -> None:
-        """Add one decode step of an RNN, which attends once for each target token."""
-        if layer in self.weights:
-            weights = torch.cat([self.weights[layer], weights], dim=1)
-
-        self.weights[layer] = weights
-
-    def summarise(self, weights: Float[Tensor, "H T S"]) -> None:
-        """Compute overview, entropy and distance of one layer."""
         self.overviews.append(pool_overview(weights).cpu())
         self.entropies.append(entropy(weights).cpu())
         self.distances.append(distance(weights, self.site.kind).cpu())
@@ -139,8 +134,8 @@ class SiteCapture:
     def attention(self, reading: Reading) -> CapturedAttention:
         """The result after the forward pass."""
         site = self.site
-        if not site.point:
-            self.finish_steps()
+        if self.steps:
+            self.keep(torch.cat(self.steps, dim=1), 0)
 
         rows = reading.rows if site.kind == "cross" else reading.queries(site.kind)
         return CapturedAttention(
@@ -155,13 +150,6 @@ class SiteCapture:
             stack_or_empty(self.entropies, site.heads),
             stack_or_empty(self.distances, site.heads),
         )
-
-    def finish_steps(self) -> None:
-        """Summarise the weights of an RNN once all its decode steps are captured."""
-        for layer, weights in self.weights.items():
-            self.weights[layer] = weights.float().cpu()
-            if self.overview:
-                self.summarise(self.weights[layer])
 
     def is_causal(self) -> bool:
         """True if the first head of the first layers gives no weight to later tokens."""

@@ -349,7 +349,6 @@ def moments(
     total = torch.zeros(())
     squares = torch.zeros(())
     count = 0
-    device = torch.device("cpu")
 
     for block in range(len(source.blocks)):
         x = source.read(block, layers)

@@ -21,13 +21,17 @@ from jaxtyping import Int
 
 from qkv.data.batches.framing import Frame
 from qkv.data.batches.labels import label_numbers
-from qkv.data.sources.examples import as_number
 from qkv.data.sources.source import open_texts
 from qkv.data.tokens.prepare import prepare_texts
 from qkv.data.tokens.token_arrays import Tokens
 from qkv.insight.probing.activations import ProbeData
-from qkv.insight.probing.held_out import HELD_OUT, Parts, split
-from qkv.insight.probing.linear_probe import UNKNOWN
+from qkv.insight.probing.probe_examples import (
+    HELD_OUT,
+    Parts,
+    are_fractions,
+    class_numbers,
+    split,
+)
 from qkv.models.configs import Pooling
 from qkv.models.model import Model
 from qkv.text.tokenizer import Tokenizer
@@ -143,12 +147,10 @@ def check_data(
     target: str, data: Sequence[str], validation: Sequence[str], test: Sequence[str]
 ) -> None:
     """Raise if the position task has no texts, or a task has data that it would not use."""
+    if target != "position" and data:
+        raise ValueError(f"data: the texts are those of {target}; leave it out")
     if target != "position":
-        if data:
-            raise ValueError(f"data: the texts are those of {target}; leave it out")
-
         return
-
     if not data:
         raise ValueError("data: expected texts whose token positions are probed")
 
@@ -243,7 +245,9 @@ def about_words(
     The target of `head` is the distance to the syntactic head in words, negative to the left; roots
     are left out.
     """
-    pooling = "last" if reads_left_to_right(model) else "first"
+    # If a model reads left to right, only the last piece of a word has seen the whole word.
+    left_to_right = model.is_causal or not getattr(model.config, "bidirectional", True)
+    pooling = "last" if left_to_right else "first"
     frame = frame_of(model, tokenizer, "tag", pooling)
     rows: list[list[Row]] = []
     targets: list[list[Any]] = []
@@ -279,11 +283,6 @@ def head_distances(
     head = np.array(list(map(int, heads)), dtype=np.int64)
     distance = head - np.arange(1, len(head) + 1)
     return positions[head != 0], distance[head != 0].tolist()
-
-
-def reads_left_to_right(model: Model) -> bool:
-    """Whether only the last piece of a word has seen the whole word."""
-    return model.is_causal or not getattr(model.config, "bidirectional", True)
 
 
 # Labelled texts
@@ -324,38 +323,7 @@ def about_texts(
     return make_task(Path(file).name, rows, targets, frame.padding, numbers, mean=mean)
 
 
-def are_fractions(labels: set[str]) -> bool:
-    """Whether all labels are numbers, and at least one is not an integer."""
-    try:
-        numbers = [as_number(label, "label") for label in labels]
-    except ValueError:
-        return False
-
-    return not all(number.is_integer() for number in numbers)
-
-
-def class_numbers(
-    name: str, values: Sequence[Sequence[str]]
-) -> tuple[tuple[str, ...], list[Int[np.ndarray, "_"]]]:
-    """The sorted classes of the training part, and the class numbers of all parts.
-
-    A class that does not occur in the training part is UNKNOWN: every prediction for it is wrong.
-    """
-    labels = tuple(sorted(set(values[0])))
-    if not labels:
-        raise ValueError(f"{name}: there is nothing to train on")
-    if len(labels) < 2:
-        raise ValueError(f"{name}: every target is {labels[0]!r}; expected two classes or more")
-
-    number = {label: index for index, label in enumerate(labels)}
-    targets = []
-    for part in values:
-        targets.append(np.array([number.get(label, UNKNOWN) for label in part], dtype=np.int64))
-
-    return labels, targets
-
-
-# Parts of the data
+# The task
 
 
 def make_task(

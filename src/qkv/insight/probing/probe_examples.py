@@ -1,4 +1,4 @@
-"""Training, validation and test examples: from files of their own, or held out."""
+"""Training, validation and test examples for probes, from files or held out, and their labels."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from jaxtyping import Int
 
-from qkv.data.sources.examples import Example, open_examples
+from qkv.data.sources.examples import Example, as_number, open_examples
+from qkv.insight.probing.linear_probe import UNKNOWN
 
 Parts = Sequence[Sequence[Example]]
 """Training, validation and test examples."""
@@ -70,3 +72,37 @@ def check_apart(files: Mapping[str, Sequence[str]]) -> None:
                     f"{use}: {name} is a file of {first}, too; expected texts that are in one of "
                     "them"
                 )
+
+
+# Labels
+
+
+def are_fractions(labels: set[str]) -> bool:
+    """Whether all labels are numbers, and at least one is not an integer."""
+    try:
+        numbers = [as_number(label, "label") for label in labels]
+    except ValueError:
+        return False
+
+    return not all(number.is_integer() for number in numbers)
+
+
+def class_numbers(
+    name: str, values: Sequence[Sequence[str]]
+) -> tuple[tuple[str, ...], list[Int[np.ndarray, "_"]]]:
+    """The sorted classes of the training part, and the class numbers of all parts.
+
+    A class that does not occur in the training part is UNKNOWN: every prediction for it is wrong.
+    """
+    labels = tuple(sorted(set(values[0])))
+    if not labels:
+        raise ValueError(f"{name}: there is nothing to train on")
+    if len(labels) < 2:
+        raise ValueError(f"{name}: every target is {labels[0]!r}; expected two classes or more")
+
+    number = {label: index for index, label in enumerate(labels)}
+    targets = []
+    for part in values:
+        targets.append(np.array([number.get(label, UNKNOWN) for label in part], dtype=np.int64))
+
+    return labels, targets
