@@ -31,7 +31,6 @@ from qkv.insight.inspect.capture import CapturedAttention, distance, entropy, po
 from qkv.insight.inspect.model_input import Reading, Side
 from qkv.insight.inspect.whole_words import WholeWord
 from qkv.insight.look import Look
-from qkv.insight.render.page import write_page
 
 LATE = 34  # milliseconds between two frames
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-sync"]
@@ -212,7 +211,7 @@ def main(options: Options) -> None:
 def print_writing(look: Look, out: Path) -> None:
     """Write the page, and print the time and its size."""
     begin = time.perf_counter()
-    write_page(look, out)
+    look.save(out)
     seconds = time.perf_counter() - begin
     cells = sum(weights.numel() for weights in look.attention[0].layers.values())
     size = out.stat().st_size / 1e6

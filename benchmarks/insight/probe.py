@@ -24,7 +24,7 @@ import tyro
 from benchmarks.harness import machine
 from qkv.insight.probing.activations import BLOCK, ActivationsOnDisk, ProbeData
 from qkv.insight.probing.linear_probe import ProbeTraining
-from qkv.insight.probing.probe_model import train_probes
+from qkv.insight.probing.probe_model import ProbeRun
 from qkv.insight.probing.probe_tasks import ProbeTask
 
 CLASSES = 17  # as many as there are universal parts of speech
@@ -94,8 +94,9 @@ def main(options: Options) -> None:
     begin = time.perf_counter()
     learning = ProbeTraining(epochs=1, batch=4096)
     ways = ("model", "shuffled labels")
-    result = train_probes(parts, task, ways, range(options.seeds), learning)
-    assert len(result.scores) == 2 * options.layers
+    run = ProbeRun(task, range(options.seeds), learning)
+    run.train(parts, ways)
+    assert len(run.scores) == 2 * options.layers
     print(
         f"Probes of {options.tokens:,} tokens, {options.layers} layers of width {options.width}; "
         f"{machine()}"

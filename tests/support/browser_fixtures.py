@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 from qkv.insight.look import Look
-from qkv.insight.render.page import write_page
 from support.shape_checks import unchecked
 
 FLAGS = [
@@ -100,7 +99,7 @@ def open_page(browser: Any, tmp_path: Path) -> Iterator[Open]:
         theme: str = "light",
         **opening: Any,
     ) -> Any:
-        out = write_page(look, tmp_path / f"page{len(contexts)}.html", **opening)
+        out = look.save(tmp_path / f"page{len(contexts)}.html", **opening)
         context = browser.new_context(
             viewport={"width": width, "height": height}, color_scheme=theme
         )

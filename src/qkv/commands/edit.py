@@ -16,7 +16,6 @@ from qkv.insight.inspect.attention_edits import Edit
 from qkv.insight.inspect.edit_effects import EditEffects, edit_effects
 from qkv.insight.inspect.model_input import read
 from qkv.insight.render.terminal_cells import bar, has_blocks
-from qkv.models import BERT, GPT, RNN, TaskModel, Transformer
 from qkv.tables import Table
 from qkv.text.printable import printable
 
@@ -71,7 +70,7 @@ def run(
             "qkv edit --help lists what is possible"
         )
 
-    opened = open_model(model, float32_by_default(machine), GPT, BERT, Transformer, RNN, TaskModel)
+    opened = open_model(model, float32_by_default(machine))
     note_unknown(opened.tokenizer, filter(None, [*text, source, target]))
     reading = read(opened.model, opened.tokenizer, *text, source=source, target=target)
 
@@ -117,7 +116,12 @@ def effect_table(effect: EditEffects, blocks: bool) -> Table:
 
     table.caption = f"moved: {measure}; a full bar is {most:.2f}"
     table.title = Text(printable(", ".join(map(str, effect.edits))), style="bold")
-    add_columns(table, predictions=effect.before is not None)
+    table.add_column("", justify="right", style="dim")
+    for name in ("token", "before", "after") if effect.before is not None else ("token",):
+        table.add_column(name)
+
+    table.add_column("moved", justify="right")
+    table.add_column("", no_wrap=True)
 
     # A fine-tuned model has one prediction for the whole text.
     tokens = effect.reading.text.tokens
@@ -137,17 +141,6 @@ def effect_table(effect: EditEffects, blocks: bool) -> Table:
         table.add_row(*cells)
 
     return table
-
-
-def add_columns(table: Table, predictions: bool) -> None:
-    table.add_column("", justify="right", style="dim")
-    table.add_column("token")
-    if predictions:
-        table.add_column("before")
-        table.add_column("after")
-
-    table.add_column("moved", justify="right")
-    table.add_column("", no_wrap=True)
 
 
 def guess_cell(guesses: list[Guess], others: list[Guess]) -> Text:

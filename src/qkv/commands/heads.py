@@ -36,10 +36,8 @@ from qkv.insight.heads.text_batches import (
     batches_from_pairs,
     batches_from_texts,
 )
-from qkv.insight.render.figures.figure_style import check_ending
-from qkv.insight.render.figures.head_figures import draw_importance, draw_patterns, draw_syntax
 from qkv.insight.render.head_tables import importance_table, patterns_table, syntax_table
-from qkv.models import BERT, GPT, RNN, TaskModel, Transformer
+from qkv.insight.render.views import check_ending
 from qkv.tables import Table
 
 PASSAGE = 600
@@ -68,11 +66,12 @@ TextOrPair = str | tuple[str, str]
 
 
 class HeadResults(NamedTuple):
-    """One result in its three forms: numbers for JSON, a table, a figure."""
+    """One result: numbers for JSON, a table, and the values and the title of its figure."""
 
     numbers: Any
     table: Table
-    draw: Callable[[Path], Path]
+    values: Any
+    title: str
 
 
 def run(
@@ -125,7 +124,7 @@ def run(
     if plot is not None:
         check_ending(plot)
 
-    opened = open_model(model, float32_by_default(machine), GPT, BERT, Transformer, RNN, TaskModel)
+    opened = open_model(model, float32_by_default(machine))
     results: dict[str, HeadResults] = {}
     if without is not None:
         results["ablation"] = measure_ablation(opened, model, without, text, data, limit or LIMIT)
@@ -172,7 +171,19 @@ def show_results(
             if len(results) > 1:
                 path = plot.with_stem(f"{plot.stem}-{name}")
 
-            print(result.draw(path), file=sys.stderr if as_json else sys.stdout)
+            print(draw(name, result, path), file=sys.stderr if as_json else sys.stdout)
+
+
+def draw(name: str, result: HeadResults, path: Path) -> Path:
+    """Draw the figure of a result; importing matplotlib takes long."""
+    from qkv.insight.render.figures import figure_style, head_figures
+
+    figures: dict[str, Callable[[Any, str], Any]] = {
+        "patterns": head_figures.patterns_figure,
+        "ablation": head_figures.importance_figure,
+        "syntax": head_figures.syntax_figure,
+    }
+    return figure_style.save(lambda: figures[name](result.values, result.title), path)
 
 
 # The three measurements
@@ -194,11 +205,7 @@ def measure_patterns(
 
         numbers.append(values)
 
-    title = f"What heads do: {name}"
-
-    return HeadResults(
-        numbers, patterns_table(patterns), lambda out: draw_patterns(patterns, out, title)
-    )
+    return HeadResults(numbers, patterns_table(patterns), patterns, f"What heads do: {name}")
 
 
 def measure_ablation(
@@ -221,11 +228,7 @@ def measure_ablation(
         "texts": ablation.texts,
         "heads": [without_nan(head._asdict()) for head in ablation.ranked()],
     }
-    title = f"Which heads matter: {name}"
-
-    return HeadResults(
-        numbers, importance_table(ablation), lambda out: draw_importance(ablation, out, title)
-    )
+    return HeadResults(numbers, importance_table(ablation), ablation, f"Which heads matter: {name}")
 
 
 def measure_syntax(
@@ -246,9 +249,7 @@ def measure_syntax(
         "halves": scores.halves,
         "relations": [without_nan(relation._asdict()) for relation in scores.relations],
     }
-    title = f"Heads and grammar: {name}"
-
-    return HeadResults(numbers, syntax_table(scores), lambda out: draw_syntax(scores, out, title))
+    return HeadResults(numbers, syntax_table(scores), scores, f"Heads and grammar: {name}")
 
 
 def without_nan(values: dict[str, Any]) -> dict[str, Any]:
@@ -269,9 +270,9 @@ def read_texts(
 ) -> list[TextOrPair]:
     """Texts, or pairs for a translator; words that the model does not know are noted."""
     texts: list[TextOrPair] = []
-    if data and isinstance(opened.model, Transformer | RNN):
+    if data and opened.model.has_source:
         texts += islice(open_pairs(data), limit)
-    elif isinstance(opened.model, Transformer) and not text:
+    elif opened.model.has_source and opened.model.stacks and not text:
         raise ValueError(PAIRS)
     elif data:
         texts += islice(passages(data), limit)
@@ -311,20 +312,20 @@ def read_batches(
 ) -> list[Batch]:
     """The batches on which the loss is measured."""
     model, tokenizer = opened
-    if isinstance(model, TaskModel):
+    if model.task is not None:
         if not data:
             raise ValueError(
                 "data: the loss of a fine-tuned model needs labelled texts; name a file with some"
             )
 
-        examples = list(islice(open_examples(data, model.config.head.task), limit))
+        examples = list(islice(open_examples(data, model.task.task), limit))
         return batches_from_examples(model, tokenizer, examples)
 
-    if isinstance(model, Transformer | RNN) and not data:
+    if model.has_source and not data:
         raise ValueError(PAIRS)
 
     texts = read_texts(opened, text, data, limit)
-    if isinstance(model, Transformer | RNN):
+    if model.has_source:
         return batches_from_pairs(tokenizer, [pair for pair in texts if not isinstance(pair, str)])
 
     batches = batches_from_texts(model, tokenizer, [str(item) for item in texts])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -17,9 +18,7 @@ from qkv.insight.inspect.capture import unmasked
 from qkv.insight.inspect.position_encoding import position_encoding
 from qkv.insight.look import FORMATS, Look, look
 from qkv.insight.render import terminal
-from qkv.insight.render.figures import figure_style, position_figure
-from qkv.insight.render.views import View
-from qkv.models import BERT, GPT, RNN, TaskModel, Transformer
+from qkv.insight.render.views import ENDINGS, View, ViewChoice
 
 WITHOUT_ATTENTION = ("next", "lens", "norms")
 """Views that show no attention weights."""
@@ -79,7 +78,7 @@ def run(
             "several"
         )
 
-    opened = open_model(model, float32_by_default(machine), GPT, BERT, Transformer, RNN, TaskModel)
+    opened = open_model(model, float32_by_default(machine))
     if view == "positions":
         show_positions(model, opened.model, out)
         return
@@ -114,7 +113,9 @@ def run(
             attribution=attribution,
         )
 
-    show_look(result, selection(view, kind, layer, head, words), out)
+    first = layer[0] if layer else None
+    choice = ViewChoice(view=view, kind=kind, layer=first, head=head or None, words=words)
+    show_look(result, choice, out)
 
 
 def ending_of(out: Path | None) -> str | None:
@@ -145,51 +146,26 @@ def read_texts(text: tuple[str, ...], data: Path | None, source: str | None) -> 
     return [read_standard_input().strip()]
 
 
-def selection(
-    view: str | None,
-    kind: str | None,
-    layer: tuple[int, ...],
-    head: tuple[int, ...],
-    words: bool,
-) -> dict[str, Any]:
-    """The flags that choose what is shown, without those that were not used."""
-    chosen: dict[str, Any] = {"words": words}
-    if view is not None:
-        chosen["view"] = view
-
-    if kind is not None:
-        chosen["kind"] = kind
-
-    if layer:
-        chosen["layer"] = layer[0]
-
-    if len(head) == 1:
-        chosen["head"] = head[0]
-    elif head:
-        chosen["head"] = head
-
-    return chosen
-
-
-def show_look(result: Look, chosen: dict[str, Any], out: Path | None) -> None:
+def show_look(result: Look, choice: ViewChoice, out: Path | None) -> None:
     """Print one view, or write the file."""
-    if "view" not in chosen and ending_of(out) in (None, *figure_style.ENDINGS):
-        chosen = chosen | {"view": default_view(result, chosen)}
+    if choice.view is None and ending_of(out) in (None, *ENDINGS):
+        choice = replace(choice, view=default_view(result, choice))
 
     if out is not None:
-        print(result.save(out, **chosen))
+        print(result.save(out, **vars(choice)))
         return
 
     console = Console(highlight=False)
-    terminal.show(result, console, **chosen)
+    terminal.show(result, console, choice)
     if console.is_terminal:
         note("--out look.html shows all of it, to click; --view names another view")
 
 
-def default_view(result: Look, chosen: dict[str, Any]) -> View:
+def default_view(result: Look, choice: ViewChoice) -> View:
     """One head if the flags choose it or there is only one, otherwise all heads."""
     heads = sum(site.depth * site.heads for site in result.attention)
-    if {"layer", "head", "kind"} & chosen.keys() or heads == 1:
+    chosen = (choice.layer, choice.head, choice.kind)
+    if heads == 1 or any(part is not None for part in chosen):
         return "head"
     if heads:
         return "heads"
@@ -199,10 +175,11 @@ def default_view(result: Look, chosen: dict[str, Any]) -> View:
 
 def show_positions(name: str, model: Any, out: Path | None) -> None:
     """The positional encoding of the model, at the terminal or as a picture."""
+    from qkv.insight.render.figures import figure_style, position_figure
+
     encoding = position_encoding(model)
     if out is None:
         position_figure.show(encoding, Console(highlight=False))
         return
 
-    figure_style.check_ending(out, "out")
-    print(figure_style.save(lambda: position_figure.draw(encoding, name), out))
+    print(figure_style.save(lambda: position_figure.draw(encoding, name), out, "out"))

@@ -22,9 +22,8 @@ from qkv.command_line.output_checks import check_writable
 from qkv.command_line.terminal_bars import progress_bar
 from qkv.insight.inspect.activation_patching import PatchResult, PatchSite, patch
 from qkv.insight.inspect.model_input import Reading, make_side, read, readable_token
-from qkv.insight.render.figures.figure_style import check_ending
-from qkv.insight.render.figures.head_figures import draw_patched
 from qkv.insight.render.terminal_cells import HeatMap
+from qkv.insight.render.views import check_ending
 from qkv.models import BERT, GPT, RNN, Transformer
 from qkv.text import Tokenizer
 from qkv.text.printable import printable
@@ -78,7 +77,7 @@ def run(
         check_ending(plot)
 
     opened = open_model(model, float32_by_default(machine), GPT, BERT, Transformer, RNN)
-    if isinstance(opened.model, RNN):
+    if not opened.model.stacks:
         raise ValueError("model: an RNN has no layers of heads to patch; expected another model")
 
     tokenizer = opened.tokenizer
@@ -110,8 +109,12 @@ def run(
         show(patched, tokenizer, names, Console(highlight=False))
 
     if plot is not None:
+        from qkv.insight.render.figures.figure_style import save
+        from qkv.insight.render.figures.head_figures import patched_figure
+
         title = f"Where the answer comes from: {model}"
-        path = draw_patched(patched, names, plot, title, describe(patched, tokenizer))
+        below = describe(patched, tokenizer)
+        path = save(lambda: patched_figure(patched, names, title, below), plot)
         print(path, file=sys.stderr if as_json else sys.stdout)
 
 
@@ -121,7 +124,7 @@ def run(
 def read_prompt(opened: Opened, text: str, target: str | None) -> Reading:
     """The input of one prompt; without a target, a translator's decoder gets its start token."""
     model, tokenizer = opened
-    if not isinstance(model, Transformer):
+    if not model.has_source:
         if target is not None:
             raise ValueError("target: only a translator has one; leave it out")
 
@@ -136,7 +139,7 @@ def read_prompt(opened: Opened, text: str, target: str | None) -> Reading:
 
 def mask_position(opened: Opened, clean: Reading, corrupted: Reading) -> int | None:
     """The position of a BERT's mask, which both prompts must share; None for other models."""
-    if not isinstance(opened.model, BERT):
+    if opened.model.predicts != "masked":
         return None
 
     mask = opened.tokenizer.mask
@@ -166,16 +169,9 @@ def token_id(tokenizer: Tokenizer, text: str | None, name: str) -> int | None:
 
 def token_names(clean: Reading, corrupted: Reading, kind: str) -> list[str]:
     """The token at each position, and both tokens where the prompts differ."""
-    clean_side = clean.text
-    corrupted_side = corrupted.text
-    if kind == "encoder":
-        assert clean.source is not None
-        assert corrupted.source is not None
-        clean_side = clean.source
-        corrupted_side = corrupted.source
-
     names = []
-    for token, other in zip(clean_side.tokens, corrupted_side.tokens, strict=True):
+    tokens = zip(clean.queries(kind).tokens, corrupted.queries(kind).tokens, strict=True)
+    for token, other in tokens:
         name = token
         if token != other:
             name = f"{token}/{other}"

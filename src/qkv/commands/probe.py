@@ -21,7 +21,6 @@ from qkv.insight.probing.activations import ActivationDtype, check_layers
 from qkv.insight.probing.linear_probe import ProbeTraining
 from qkv.insight.probing.probe_model import ProgressCallback, probe
 from qkv.insight.probing.probe_tasks import probe_task
-from qkv.models import BERT, GPT, RNN, TaskModel, Transformer
 from qkv.models.configs import Pooling
 
 PICTURE = "probe.png"
@@ -98,7 +97,7 @@ def run(
     if out is not None:
         check_writable("out", out / PICTURE)
 
-    opened = open_model(model, float32_by_default(machine), GPT, BERT, TaskModel, Transformer, RNN)
+    opened = open_model(model, float32_by_default(machine))
     check_layers(opened.model, layers)
     task = probe_task(
         opened.model,

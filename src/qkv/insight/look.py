@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import html
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from jaxtyping import Float
 from safetensors.torch import save_file
@@ -17,18 +16,16 @@ from qkv import artifact, storage
 from qkv.generation.fill import Guess
 from qkv.insight.inspect import look_data
 from qkv.insight.inspect.attribution import attribution as compute_attribution
-from qkv.insight.inspect.capture import CapturedAttention, attention_sites, capture_attention
-from qkv.insight.inspect.logit_lens import logit_lens, next_tokens, predicts_tokens, stack_of
+from qkv.insight.inspect.capture import CapturedAttention, capture_attention
+from qkv.insight.inspect.logit_lens import logit_lens, makes_predictions, next_tokens
 from qkv.insight.inspect.look_data import LookData
 from qkv.insight.inspect.model_input import Reading, read
 from qkv.insight.inspect.residual_norms import Norms, residual_norms
-from qkv.insight.render.figures.figure_style import ENDINGS
-from qkv.models import BERT, TaskModel
+from qkv.insight.render.page import page
+from qkv.insight.render.views import ENDINGS, Heads, View, ViewChoice
 from qkv.models.model import Model, backbone_of
+from qkv.models.sites import attends, attention_sites, predicts_tokens
 from qkv.text.tokenizer import Tokenizer
-
-if TYPE_CHECKING:
-    from qkv.insight.render.views import View
 
 FORMATS = (".html", *ENDINGS, ".safetensors")
 
@@ -53,7 +50,7 @@ class Look(LookData):
         view: View | None = None,
         kind: str | None = None,
         layer: int | None = None,
-        head: int | Sequence[int] | None = None,
+        head: Heads = None,
         words: bool = False,
     ) -> Path:
         """Write a page (.html), one view as a picture (.png, .svg, .pdf), or the weights.
@@ -79,22 +76,15 @@ class Look(LookData):
         if ending == ".safetensors":
             return self.write_weights(path)
 
+        choice = ViewChoice(view=view, kind=kind, layer=layer, head=head, words=words)
         if ending == ".html":
-            from qkv.insight.render.page import write_page
+            storage.write_text(path, page(self, choice))
+            return path
 
-            return write_page(self, path, view=view, kind=kind, layer=layer, head=head, words=words)
+        # Imports matplotlib, which takes long.
+        from qkv.insight.render.figures import figure_style, look_figure
 
-        from qkv.insight.render.figures import look_figure
-
-        return look_figure.save(
-            self,
-            path,
-            view=view or "head",
-            kind=kind,
-            layer=layer or 0,
-            head=head,
-            words=words,
-        )
+        return figure_style.save(lambda: look_figure.draw(self, choice), path, "out")
 
     def write_weights(self, path: Path) -> Path:
         """Write the attention weights as safetensors: `self.3` is (H, T, S) of layer 3.
@@ -122,8 +112,6 @@ class Look(LookData):
         return path
 
     def _repr_html_(self) -> str:
-        from qkv.insight.render.page import page
-
         return (
             f'<iframe srcdoc="{html.escape(page(self))}" title="attention" '
             'style="width: 100%; height: 720px; border: 0"></iframe>'
@@ -182,13 +170,11 @@ def look(
 
     check_memory(model, reading)
     captured = attention_of(model, reading, layers, at_least) if attention else []
-    by_layer = lens_of(model, tokenizer, reading, lens)
-    predictions = by_layer[-1] if by_layer else predictions_of(model, tokenizer, reading)
-    norm_values = norms_of(model, reading, norms)
-    shares = attribution_of(model, reading, attribution)
-    is_bert = isinstance(backbone_of(model), BERT)
+    by_layer, predictions = predictions_of(model, tokenizer, reading, lens)
+    gradients = gradients_of(model, reading, norms, attribution)
+    bidirectional = not (model.is_causal or model.has_source)
 
-    return Look(name, reading, captured, predictions, by_layer, norm_values, shares, is_bert)
+    return Look(name, reading, captured, predictions, by_layer, *gradients, bidirectional)
 
 
 def title_of(model: Model | artifact.Loaded | str | Path) -> str:
@@ -228,8 +214,7 @@ def attention_of(
     model: Model, reading: Reading, layers: Collection[int] | None, at_least: Collection[int]
 ) -> list[CapturedAttention]:
     """The captured attention; empty for an RNN without attention."""
-    is_rnn = stack_of(model) is None
-    if is_rnn and getattr(model.config, "attention", "none") == "none":
+    if not attends(model):
         return []
 
     kept = kept_layers(model, reading, layers, at_least)
@@ -237,48 +222,40 @@ def attention_of(
 
 
 def predictions_of(
-    model: Model, tokenizer: Tokenizer, reading: Reading
-) -> list[list[Guess]] | None:
-    """The likeliest tokens at each position; None for an encoder without a token head."""
+    model: Model, tokenizer: Tokenizer, reading: Reading, lens: bool | None
+) -> tuple[list[list[list[Guess]]] | None, list[list[Guess]] | None]:
+    """The logit lens, if it is wanted, and the likeliest tokens at each position."""
     if not predicts_tokens(model):
-        return None
+        return None, None
+    if not is_wanted(lens, reading, look_data.LENS_MAX_TOKENS):
+        return None, next_tokens(model, tokenizer, reading)
 
-    return next_tokens(model, tokenizer, reading)
-
-
-def lens_of(
-    model: Model, tokenizer: Tokenizer, reading: Reading, wanted: bool | None
-) -> list[list[list[Guess]]] | None:
-    """The logit lens, if it is wanted or by default the text is short."""
-    if wanted is None:
-        wanted = len(reading.text.ids) <= look_data.LENS_MAX_TOKENS
-    if not wanted or not predicts_tokens(model):
-        return None
-
-    return logit_lens(model, tokenizer, reading)
+    by_layer = logit_lens(model, tokenizer, reading)
+    return by_layer, by_layer[-1]
 
 
-def norms_of(model: Model, reading: Reading, wanted: bool | None) -> Norms | None:
-    """The norms, if they are wanted or by default the text is not too long."""
-    if wanted is None:
-        wanted = len(reading.text.ids) <= look_data.NORMS_MAX_TOKENS
-    if not wanted or stack_of(model) is None:
-        return None
+def gradients_of(
+    model: Model, reading: Reading, norms: bool | None, attribution: bool | None
+) -> tuple[Norms | None, Float[Tensor, "T S"] | None]:
+    """Norms and attribution, if they are wanted."""
+    norm_values = shares = None
+    if model.stacks and is_wanted(norms, reading, look_data.NORMS_MAX_TOKENS):
+        norm_values = residual_norms(model, reading)
 
-    return residual_norms(model, reading)
+    # Requested for a model without predictions, attribution is an error.
+    most = look_data.ATTRIBUTION_MAX_TOKENS if makes_predictions(model) else 0
+    if is_wanted(attribution, reading, most):
+        shares = compute_attribution(model, reading)
+
+    return norm_values, shares
 
 
-def attribution_of(
-    model: Model, reading: Reading, wanted: bool | None
-) -> Float[Tensor, "T S"] | None:
-    """The attribution, if it is wanted or (None) the text is short and the model predicts."""
-    if wanted is None:
-        predicts = predicts_tokens(model) or isinstance(model, TaskModel)
-        wanted = predicts and len(reading.text.ids) <= look_data.ATTRIBUTION_MAX_TOKENS
-    if not wanted:
-        return None
+def is_wanted(choice: bool | None, reading: Reading, most: int) -> bool:
+    """The choice; by default (None) whether the text has at most this number of tokens."""
+    if choice is None:
+        return len(reading.text.ids) <= most
 
-    return compute_attribution(model, reading)
+    return choice
 
 
 def kept_layers(

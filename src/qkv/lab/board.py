@@ -37,12 +37,12 @@ def vectors(tokens: Sequence[str]) -> Tensor:
 def show_board(console: Console | None = None) -> None:
     """Print all tables."""
     console = console or Console(highlight=False)
-    sections = {
+    sections: dict[str, Callable[[Console], None]] = {
         "From a hash table to attention": show_lookup,
         "Self-attention without parameters: softmax(X X^T) X": show_self_attention,
         "Attention between two languages: the word order changes": show_cross_attention,
         "Sparse masks: fewer pairs, the same equation": show_masks,
-        "The published models and their sizes": show_presets,
+        "The published models and their sizes": lambda console: console.print(preset_table()),
     }
 
     for number, (title, section) in enumerate(sections.items(), start=1):
@@ -158,11 +158,6 @@ def block_sparse_error() -> float:
     skipping, _ = attend(query, key, value, mask=mask, kernel="block_sparse")
 
     return (whole - skipping).abs().max().item()
-
-
-def show_presets(console: Console) -> None:
-    """The table of presets."""
-    console.print(preset_table())
 
 
 def dots(row: Tensor, marks: str) -> str:

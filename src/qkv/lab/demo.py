@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -26,7 +26,7 @@ from qkv.generation.text import complete
 from qkv.generation.translate import translate_texts
 from qkv.insight.inspect.alignment import alignment
 from qkv.insight.render.terminal_cells import HeatMap
-from qkv.models import GPT, GPTConfig, Transformer, preset
+from qkv.models import GPTConfig, preset
 from qkv.models.model import Model
 from qkv.models.registry import Config
 from qkv.tables import Table
@@ -96,9 +96,7 @@ def show_translator(console: Console, out: Path, steps: int) -> bool:
     if not trained_translator(console, out, steps):
         return False
 
-    model, tokenizer = artifact.load(out)
-    assert isinstance(model, Transformer)
-    assert tokenizer is not None
+    model, tokenizer = load(out)
     show_score(console, model, tokenizer)
     show_alignment(console, model, tokenizer, SENTENCE)
 
@@ -121,7 +119,7 @@ def trained_translator(console: Console, out: Path, steps: int = TRANSLATOR_STEP
     )
 
 
-def show_score(console: Console, model: Transformer, tokenizer: Tokenizer) -> None:
+def show_score(console: Console, model: Any, tokenizer: Tokenizer) -> None:
     """BLEU on sentences whose nouns did not occur with their verb in training."""
     pairs = list(open_pairs(["turkish:test"]))
     references = [turkish for _, turkish in pairs]
@@ -157,7 +155,7 @@ class Aligned(NamedTuple):
     """The cross-attention weights, averaged over layers and heads."""
 
 
-def aligned(model: Transformer, tokenizer: Tokenizer, english: str) -> Aligned:
+def aligned(model: Any, tokenizer: Tokenizer, english: str) -> Aligned:
     """Translate a sentence, and align the target tokens with the source tokens."""
     (translation,) = in_turkish(model, tokenizer, [english])
     source, target = tokenizer.encode_batch([english, translation])
@@ -176,14 +174,12 @@ def aligned(model: Transformer, tokenizer: Tokenizer, english: str) -> Aligned:
     return Aligned(translation, list(map(tokenizer.token, target)), source_tokens, weights)
 
 
-def show_alignment(
-    console: Console, model: Transformer, tokenizer: Tokenizer, english: str
-) -> None:
-    """Print a translation and its alignment."""
+def show_alignment(console: Console, model: Any, tokenizer: Tokenizer, english: str) -> Aligned:
+    """Print a translation and its alignment, and return them."""
     result = aligned(model, tokenizer, english)
     console.print(Text.assemble(f"\n{english}: ", (printable(result.translation), "bold")))
     if not result.target:
-        return
+        return result
 
     title = "Cross-attention: each Turkish token (row) to the English ones"
     console.print(HeatMap(result.weights, result.target, result.source, title))
@@ -193,8 +189,10 @@ def show_alignment(
 
     console.print(Text(f"{printable('; '.join(pairs))}."))
 
+    return result
 
-def in_turkish(model: Transformer, tokenizer: Tokenizer, sentences: Sequence[str]) -> list[str]:
+
+def in_turkish(model: Any, tokenizer: Tokenizer, sentences: Sequence[str]) -> list[str]:
     """Translate sentences greedily, in their order."""
     results = dict(translate_texts([model], tokenizer, sentences, beams=1, batch=500))
     return [results[number][0].text for number in range(len(sentences))]
@@ -202,12 +200,7 @@ def in_turkish(model: Transformer, tokenizer: Tokenizer, sentences: Sequence[str
 
 def sample_translation(task: TrainingTask) -> Callable[[Model], list[str]]:
     """Translate the example sentence during training."""
-
-    def make_samples(model: Model) -> list[str]:
-        assert isinstance(model, Transformer)
-        return [f"{SENTENCE}: {in_turkish(model, task.tokenizer, [SENTENCE])[0]}"]
-
-    return make_samples
+    return lambda model: [f"{SENTENCE}: {in_turkish(model, task.tokenizer, [SENTENCE])[0]}"]
 
 
 # Python
@@ -230,9 +223,7 @@ def show_writer(console: Console, out: Path, steps: int) -> bool:
     ):
         return False
 
-    model, tokenizer = artifact.load(out)
-    assert isinstance(model, GPT)
-    assert tokenizer is not None
+    model, tokenizer = load(out)
     console.print("\nThe prompt is bold, and the model continues it:")
     text = Text.assemble((PROMPT, "bold"), completed(model, tokenizer, PROMPT, length=80))
     console.print(Padding(text, (0, 0, 0, 4), expand=False))
@@ -240,7 +231,7 @@ def show_writer(console: Console, out: Path, steps: int) -> bool:
     return True
 
 
-def completed(model: GPT, tokenizer: Tokenizer, prompt: str, length: int) -> str:
+def completed(model: Any, tokenizer: Tokenizer, prompt: str, length: int) -> str:
     """The model's continuation of a prompt."""
     (text,) = complete(model, tokenizer, [prompt], length=length, temperature=0.5, top_k=40, seed=0)
     return text
@@ -248,15 +239,17 @@ def completed(model: GPT, tokenizer: Tokenizer, prompt: str, length: int) -> str
 
 def sample_completion(task: TrainingTask) -> Callable[[Model], list[str]]:
     """Continue the example prompt during training."""
-
-    def make_samples(model: Model) -> list[str]:
-        assert isinstance(model, GPT)
-        return [PROMPT + completed(model, task.tokenizer, PROMPT, length=24)]
-
-    return make_samples
+    return lambda model: [PROMPT + completed(model, task.tokenizer, PROMPT, length=24)]
 
 
 # Both
+
+
+def load(out: Path) -> tuple[Any, Tokenizer]:
+    """A trained model with its tokenizer."""
+    model, tokenizer = artifact.load(out)
+    assert tokenizer is not None
+    return model, tokenizer
 
 
 def trained(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
+import tyro
 from jaxtyping import Float
+from matplotlib.figure import Figure
 from rich.console import Console
 from rich.text import Text
 from torch import Tensor
@@ -26,25 +28,44 @@ from qkv.insight.inspect.model_input import Reading, Side, hidden, read
 from qkv.insight.inspect.whole_words import WholeWord
 from qkv.insight.look import Look, look
 from qkv.insight.render.figures import figure_style
-from qkv.insight.render.figures.attention import canvas, heat_map, matrix, matrix_size, write_title
+from qkv.insight.render.figures.attention import heat_map, matrix, matrix_size, write_title
+from qkv.insight.render.figures.figure_style import canvas
 from qkv.insight.render.terminal_cells import HeatMap, has_blocks
-from qkv.insight.render.views import labels, numbered
+from qkv.insight.render.views import ENDINGS, labels, numbered
 from qkv.lab import demo as demonstration
 from qkv.lab.board import vectors
 from qkv.models import GPT, Transformer
+from qkv.models.model import expect
 from qkv.nn.attention import Causal, Mask, attend, dot
 from qkv.tables import Table
 
+HiddenConsole = tyro.conf.Suppress[tyro.conf.Fixed[Console | None]]
+"""The console of a command, which is no flag."""
 QUICK = ("the", "quick", "brown")
 UNMASKED = "without a mask"
 MASKED = "with a causal mask"
-ENDINGS = (".html", *figure_style.ENDINGS)
+FORMATS = (".html", *ENDINGS)
 
 
 def check_out(out: Path | None) -> None:
     """Raise unless the file has the ending of a page or a picture."""
-    if out is not None and out.suffix.lower() not in ENDINGS:
-        raise ValueError(f"out: expected the name of a {', '.join(ENDINGS)} file, not {out}")
+    if out is not None and out.suffix.lower() not in FORMATS:
+        raise ValueError(f"out: expected the name of a {', '.join(FORMATS)} file, not {out}")
+
+
+def write(
+    out: Path | None, console: Console, page: Callable[[], Look], draw: Callable[[], Figure]
+) -> None:
+    """Write the page or the picture, whichever the file's ending says, and print its name."""
+    if out is None:
+        return
+
+    if out.suffix.lower() == ".html":
+        page().save(out)
+    else:
+        figure_style.save(draw, out)
+
+    console.print(Text(str(out)), soft_wrap=True)
 
 
 # cats chase mice, kediler fareleri kovalar
@@ -53,13 +74,14 @@ def check_out(out: Path | None) -> None:
 def cats(
     out: Path | None = None,
     demo: Path = demonstration.DEMO_FOLDER / "turkish",
-    console: Console | None = None,
+    console: HiddenConsole = None,
 ) -> None:
-    """Show the alignment of the demo's translator: English words that each Turkish one attends to.
+    """The lecture's first matrix: "cats chase mice" aligned with "kediler fareleri kovalar".
 
     Args:
-        out: Also write the matrix to this .png, .svg or .pdf file, or the look to this .html file.
-        demo: The folder of the translator, which is trained first (about a minute) if it is empty.
+        out: Write a .html, .png, .svg or .pdf file as well.
+        demo: The folder of the translator that qkv demo trains; if it is missing, the translator
+            is trained there, which takes a minute.
         console: The console to print to.
     """
     check_out(out)
@@ -68,28 +90,23 @@ def cats(
         console.print("Stopped. The same command resumes the training.")
         return
 
-    model, tokenizer = artifact.load(demo)
-    if not isinstance(model, Transformer) or tokenizer is None:
-        raise ValueError(
-            f"demo: expected the translator of qkv demo, and {demo} holds another model"
-        )
+    message = f"demo: expected the translator of qkv demo, and {demo} holds another model"
+    loaded, tokenizer = artifact.load(demo)
+    model = expect(loaded, Transformer, message)
+    if tokenizer is None:
+        raise ValueError(message)
 
     source = demonstration.SENTENCE
-    demonstration.show_alignment(console, model, tokenizer, source)
-    if out is None:
-        return
+    result = demonstration.show_alignment(console, model, tokenizer, source)
+    target = result.translation or None
 
-    result = demonstration.aligned(model, tokenizer, source)
-    if out.suffix.lower() == ".html":
-        target = result.translation or None
-        look(model, tokenizer=tokenizer, source=source, target=target, name=str(demo)).save(out)
-    else:
-        figure_style.save(lambda: draw_alignment(result, source), out)
+    def page() -> Look:
+        return look(model, tokenizer=tokenizer, source=source, target=target, name=str(demo))
 
-    console.print(Text(str(out)), soft_wrap=True)
+    write(out, console, page, lambda: draw_alignment(result, source))
 
 
-def draw_alignment(result: demonstration.Aligned, source: str) -> figure_style.Figure:
+def draw_alignment(result: demonstration.Aligned, source: str) -> Figure:
     """The alignment as a heat map."""
     return heat_map(
         result.weights,
@@ -117,15 +134,15 @@ def mask(
     model: str | None = None,
     layer: int = 0,
     head: int = 0,
-    console: Console | None = None,
+    console: HiddenConsole = None,
 ) -> None:
-    """Show scores and weights of "the quick brown" with and without a causal mask.
+    """The lecture's second: "the quick brown" with and without a causal mask, scores and weights.
 
     Args:
-        out: Also write them to this .png, .svg, .pdf or .html file.
-        model: A GPT by name or folder; by default the words are vectors made by hand.
-        layer: The layer of the model, counted from 0.
-        head: The head of the layer, counted from 0.
+        out: Write a .html, .png, .svg or .pdf file as well.
+        model: A GPT whose head is shown with and without its mask (default: vectors set by hand).
+        layer: Its layer, counted from 0.
+        head: Its head, counted from 0.
         console: The console to print to.
     """
     check_out(out)
@@ -140,15 +157,7 @@ def mask(
 
     names = labels(side)
     show_mask(console, names, heads)
-    if out is None:
-        return
-
-    if out.suffix.lower() == ".html":
-        as_look(title, side, heads).save(out)
-    else:
-        figure_style.save(lambda: draw_mask(names, heads, title), out)
-
-    console.print(Text(str(out)), soft_wrap=True)
+    write(out, console, lambda: as_look(title, side, heads), lambda: draw_mask(names, heads, title))
 
 
 def quick_brown_side() -> Side:
@@ -179,14 +188,11 @@ def attend_by_hand(mask: Mask | None) -> MaskedHead:
 
 def by_model(name: str, layer: int, head: int) -> tuple[Side, dict[str, MaskedHead], str]:
     """The same words in a GPT's head, without and with its mask; also which head it is."""
-    model, tokenizer = artifact.load(name)
+    loaded, tokenizer = artifact.load(name)
     tokenizer = tokenizer or artifact.tokenizer_of(name)
-    if not isinstance(model, GPT):
-        raise ValueError(
-            f"model: expected a GPT, which has a causal mask, and {name} is a "
-            f"{type(model).__name__}"
-        )
-
+    family = type(loaded).__name__
+    message = f"model: expected a GPT, which has a causal mask, and {name} is a {family}"
+    model = expect(loaded, GPT, message)
     (site,) = attention_sites(model)
     layer = numbered("layer", layer, site.depth)
     head = numbered("head", head, site.heads)
@@ -213,18 +219,7 @@ def capture_head(model: GPT, reading: Reading, point: str, head: int) -> MaskedH
 
 def format_score(score: float) -> str:
     """A score with one decimal, typeset: with a minus sign and an infinity sign."""
-    if score == -math.inf:
-        return "−∞"
-
-    return f"{score:.1f}".replace("-", "−")
-
-
-def format_score_ascii(score: float) -> str:
-    """A score with one decimal in ASCII."""
-    if score == -math.inf:
-        return "-inf"
-
-    return f"{score:.1f}"
+    return f"{score:.1f}".replace("-", "−").replace("inf", "∞")
 
 
 def shades_of(scores: Float[Tensor, "T S"]) -> Float[Tensor, "T S"]:
@@ -239,7 +234,7 @@ def shades_of(scores: Float[Tensor, "T S"]) -> Float[Tensor, "T S"]:
 
 def show_mask(console: Console, names: tuple[str, ...], heads: dict[str, MaskedHead]) -> None:
     """Print scores on the left and weights on the right, first without and then with the mask."""
-    formatter = format_score if has_blocks(console) else format_score_ascii
+    formatter = format_score if has_blocks(console) else "{:.1f}".format
     for name, head in heads.items():
         shades = shades_of(head.scores)
         scores = HeatMap(head.scores, names, names, "scores", shades=shades, format_value=formatter)
@@ -249,9 +244,7 @@ def show_mask(console: Console, names: tuple[str, ...], heads: dict[str, MaskedH
         console.print(Text(name, style="bold cyan"), beside, "")
 
 
-def draw_mask(
-    names: tuple[str, ...], heads: dict[str, MaskedHead], title: str
-) -> figure_style.Figure:
+def draw_mask(names: tuple[str, ...], heads: dict[str, MaskedHead], title: str) -> Figure:
     """The same as a figure."""
     wide, high = matrix_size(names, names)
     figure = canvas(max(9.6, 2 * wide + 0.8), 2 * (high + 0.4) + 0.8)

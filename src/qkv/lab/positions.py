@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import torch
+import tyro
 from rich.console import Console
 
 from qkv import artifact, storage
@@ -23,12 +24,13 @@ from qkv.data.batches.causal import CausalData
 from qkv.data.sources.source import open_texts
 from qkv.insight.probing.activations import ActivationStorage, activations
 from qkv.insight.probing.linear_probe import ProbeTraining
-from qkv.insight.probing.probe_model import LayerScore, best_of, train_probes
+from qkv.insight.probing.probe_model import LayerScore, ProbeRun, best_of
 from qkv.insight.probing.probe_tasks import ProbeTask, position_task
 from qkv.insight.render.figures.figure_style import COLOURS
 from qkv.insight.render.figures.probe_figure import Line, Panel, draw_panels
 from qkv.models import BERTConfig, GPTConfig
 from qkv.models.model import Model
+from qkv.nn.config import check_at_least_one
 from qkv.nn.stack_config import Position
 from qkv.tables import Table
 from qkv.training.logging.progress import clock
@@ -60,122 +62,104 @@ class Trained(NamedTuple):
 class PositionExperiment:
     """The settings of the experiment."""
 
-    out: Path
-    data: DataConfig
-    shape: Mapping[str, Any]
-    """vocabulary, context, width, depth and heads of each model."""
-    run: RunConfig
-    learning_rate: float | None
-    windows: int
-    hidden: int
-    seeds: int
+    data: tuple[str, ...] = ("python",)
+    """Texts to train on: files, folders, globs, or the embedded python."""
+    out: Path = Path("runs/positions")
+    """Folder for the models, results.json and positions.png; finished models are kept."""
+    validation: tuple[str, ...] = ()
+    """Texts to validate on and to probe; by default a part of the data is held out."""
+    column: str = "text"
+    """The column of the text, in tables."""
+    only: tuple[Kind, ...] = ()
+    """Some of the models (default all); masked is the bidirectional one."""
+    vocabulary: int = 2048
+    """Size of the vocabulary, which is learned from the data."""
+    width: int = 128
+    """Width of the models."""
+    depth: int = 4
+    """Blocks of each model."""
+    heads: int = 4
+    """Attention heads."""
+    context: int = 64
+    """Tokens in a text, and so the number of positions."""
+    steps: int = 600
+    """Training steps of each model."""
+    batch_tokens: int = 1024
+    """Tokens in a step."""
+    learning_rate: float | None = None
+    """Peak learning rate; by default it depends on the width."""
+    windows: int = 1000
+    """Windows of held-out text that probes are trained on."""
+    hidden: int = 128
+    """Width of the hidden layer of the paper's probe."""
+    seeds: int = 1
+    """Probes of each kind, with different weights and order of the data."""
+    device: str | None = None
+    """cpu, cuda ...; by default a GPU if there is one."""
+    precision: Precision | None = None
+    """Precision of training; by default the best of the device."""
+    compile: bool | None = None
+    """Compile each model first; by default on a GPU."""
 
     def __post_init__(self) -> None:
-        for name in ("seeds", "windows", "hidden"):
-            value = getattr(self, name)
-            if value < 1:
-                raise ValueError(f"{name}: expected 1 or more, not {value}")
+        check_at_least_one(self, "seeds", "windows", "hidden")
 
-    def settings(self) -> dict[str, Any]:
-        """The settings that results.json reports."""
-        return {
-            **self.shape,
-            "steps": self.run.steps,
-            "batch_tokens": self.run.batch_tokens,
-            "hidden": self.hidden,
-        }
+    @property
+    def shape(self) -> dict[str, Any]:
+        """The sizes of each model."""
+        names = ("vocabulary", "context", "width", "depth", "heads")
+        return {name: getattr(self, name) for name in names}
+
+    @property
+    def tokenizer(self) -> Path:
+        """The file of the tokenizer that all models share."""
+        return self.out / "tokenizer.json"
+
+    @property
+    def data_config(self) -> DataConfig:
+        """The data of each model."""
+        return DataConfig(
+            data=self.data,
+            validation=self.validation,
+            column=self.column,
+            tokenizer=str(self.tokenizer),
+        )
+
+    def run_config(self, name: str) -> RunConfig:
+        """The training run of one model."""
+        quarter = -(-self.steps // 4)
+        return RunConfig(
+            out=self.out / folder_of(name),
+            steps=self.steps,
+            batch_tokens=self.batch_tokens,
+            device=self.device,
+            precision=self.precision,
+            compile=self.compile,
+            keep=1,
+            resume=True,
+            validate_every=quarter,
+            checkpoint_every=quarter,
+            log_every=max(1, self.steps // 5),
+            sample_every=0,
+        )
 
 
 def positions(
-    data: tuple[str, ...] = ("python",),
-    out: Path = Path("runs/positions"),
-    *,
-    validation: tuple[str, ...] = (),
-    column: str = "text",
-    only: tuple[Kind, ...] = (),
-    vocabulary: int = 2048,
-    width: int = 128,
-    depth: int = 4,
-    heads: int = 4,
-    context: int = 64,
-    steps: int = 600,
-    batch_tokens: int = 1024,
-    learning_rate: float | None = None,
-    windows: int = 1000,
-    hidden: int = 128,
-    seeds: int = 1,
-    device: str | None = None,
-    precision: Precision | None = None,
-    compile: bool | None = None,
+    experiment: tyro.conf.OmitArgPrefixes[PositionExperiment] = PositionExperiment(),  # noqa: B008
 ) -> None:
     """Train models with and without a positional encoding, and probe each layer for positions.
 
     Args:
-        data: Texts to train on: files, folders, globs, or the embedded python.
-        out: Folder for the models, results.json and positions.png; finished models are kept.
-        validation: Texts to validate on and to probe; by default a part of the data is held out.
-        column: The column of the text, in tables.
-        only: Some of the models (default all); masked is the bidirectional one.
-        vocabulary: Size of the vocabulary, which is learned from the data.
-        width: Width of the models.
-        depth: Blocks of each model.
-        heads: Attention heads.
-        context: Tokens in a text, and so the number of positions.
-        steps: Training steps of each model.
-        batch_tokens: Tokens in a step.
-        learning_rate: Peak learning rate; by default it depends on the width.
-        windows: Windows of held-out text that probes are trained on.
-        hidden: Width of the hidden layer of the paper's probe.
-        seeds: Probes of each kind, with different weights and order of the data.
-        device: cpu, cuda ...; by default a GPU if there is one.
-        precision: Precision of training; by default the best of the device.
-        compile: Compile each model first; by default on a GPU.
+        experiment: The settings.
     """
-    shape = {"vocabulary": vocabulary, "context": context}
-    shape |= {"width": width, "depth": depth, "heads": heads}
-    quarter = -(-steps // 4)
-    run = RunConfig(
-        out=out,
-        steps=steps,
-        batch_tokens=batch_tokens,
-        device=device,
-        precision=precision,
-        compile=compile,
-        keep=1,
-        resume=True,
-        validate_every=quarter,
-        checkpoint_every=quarter,
-        log_every=max(1, steps // 5),
-        sample_every=0,
-    )
-    tokenizer = str(tokenizer_in(out))
-    reading = DataConfig(data=data, validation=validation, column=column, tokenizer=tokenizer)
-    experiment = PositionExperiment(
-        out=out,
-        data=reading,
-        shape=shape,
-        run=run,
-        learning_rate=learning_rate,
-        windows=windows,
-        hidden=hidden,
-        seeds=seeds,
-    )
-    run_experiment(experiment, only)
-
-
-def run_experiment(experiment: PositionExperiment, only: tuple[Kind, ...]) -> None:
-    """Train and probe all models, print the table, and write results.json and positions.png."""
     console = Console(highlight=False)
     out = experiment.out
-    run = experiment.run
-    configs = configs_of(dict(experiment.shape))
-    if only:
-        configs = {name: config for name, config in configs.items() if name in only}
+    configs = configs_of(experiment.shape)
+    if experiment.only:
+        configs = {name: configs[name] for name in configs if name in experiment.only}
 
-    device = device_named(run.device)
-    plan_text = plan(configs, run.steps * run.batch_tokens, device, run.precision)
-    console.print(plan_text, soft_wrap=True)
-    learn_tokenizer(experiment.data, out, experiment.shape["vocabulary"])
+    console.print(plan(experiment, configs), soft_wrap=True)
+    learn_tokenizer(experiment)
     task = held_out_positions(experiment)
     results: list[Trained] = []
 
@@ -186,13 +170,13 @@ def run_experiment(experiment: PositionExperiment, only: tuple[Kind, ...]) -> No
             console.print("Stopped. The same command resumes the training.")
             return
 
-        scores = probed(out / folder_of(name), task, device, experiment.hidden, experiment.seeds)
+        scores = probed(experiment, name, task)
         results.append(Trained(name, loss, scores))
         for kind, by_layer in scores.items():
             distances = "  ".join(f"{score.mean:.2f}" for score in by_layer)
             console.print(f"{kind} probe, distance by layer, the embedding first: {distances}")
 
-        write_results(out, results, task, experiment.settings())
+        write_results(experiment, results, task)
 
     console.print(table(results, task))
     figure = draw(results, task, out / "positions.png")
@@ -239,28 +223,23 @@ def folder_of(name: str) -> str:
     return f"causal-{name}"
 
 
-def tokenizer_in(out: Path) -> Path:
-    """The file of the tokenizer that all models share."""
-    return out / "tokenizer.json"
-
-
-def learn_tokenizer(reading: DataConfig, out: Path, vocabulary: int) -> None:
+def learn_tokenizer(experiment: PositionExperiment) -> None:
     """Train one tokenizer for all models, so that they read the same tokens."""
-    if tokenizer_in(out).exists():
+    if experiment.tokenizer.exists():
         return
 
-    texts = (piece.text for piece in open_texts(reading.data, column=reading.column))
-    byte_pair = replace(reading, tokenizer="byte-pair")
-    find_tokenizer(byte_pair, texts, vocabulary, None).write(tokenizer_in(out))
+    texts = (piece.text for piece in open_texts(experiment.data, column=experiment.column))
+    byte_pair = replace(experiment.data_config, tokenizer="byte-pair")
+    find_tokenizer(byte_pair, texts, experiment.vocabulary, None).write(experiment.tokenizer)
 
 
 def train_model(
     experiment: PositionExperiment, name: str, config: GPTConfig | BERTConfig, console: Console
 ) -> float | None:
     """Train one model; return its validation loss, or None if the training was stopped."""
-    run = replace(experiment.run, out=experiment.out / folder_of(name))
+    run = experiment.run_config(name)
     optimizer = OptimizerConfig(learning_rate=experiment.learning_rate)
-    outcome = train(config, experiment.data, optimizer, run, console=console)
+    outcome = train(config, experiment.data_config, optimizer, run, console=console)
     if outcome is None or not outcome.finished:
         return None
     if outcome.validation_loss is None:
@@ -269,13 +248,13 @@ def train_model(
     return outcome.validation_loss
 
 
-def plan(
-    configs: Mapping[str, Any], tokens: int, device: torch.device, precision: Precision | None
-) -> str:
+def plan(experiment: PositionExperiment, configs: Mapping[str, Any]) -> str:
     """The estimated time, before the training starts."""
-    used = precision or best_precision(device)
-    flops = sum(cost(config, 1, used).flops_per_token * tokens for config in configs.values())
-    seconds = flops / (0.4 * measured_peak(device, used))
+    device = device_named(experiment.device)
+    precision = experiment.precision or best_precision(device)
+    tokens = experiment.steps * experiment.batch_tokens
+    flops = sum(cost(config, 1, precision).flops_per_token * tokens for config in configs.values())
+    seconds = flops / (0.4 * measured_peak(device, precision))
 
     return (
         f"{len(configs)} models, {tokens:,} tokens each. Estimated time: {clock(seconds)} of "
@@ -293,30 +272,27 @@ def held_out_positions(experiment: PositionExperiment) -> ProbeTask:
     position.
     """
     config = GPTConfig(**experiment.shape)
-    batch_tokens = experiment.run.batch_tokens
-    task = assemble(config, experiment.data, batch_tokens=batch_tokens, seed=0)
-    assert isinstance(task.validation, CausalData)
-    tokens = task.validation.tokens
-
-    return position_task(
-        tokens, experiment.shape["context"], experiment.windows, held_out=FOR_PROBES
-    )
+    task = assemble(config, experiment.data_config, batch_tokens=experiment.batch_tokens, seed=0)
+    data = task.validation
+    assert isinstance(data, CausalData)
+    return position_task(data.tokens, experiment.context, experiment.windows, held_out=FOR_PROBES)
 
 
 def probed(
-    folder: Path, task: ProbeTask, device: torch.device, hidden: int, seeds: int
+    experiment: PositionExperiment, name: str, task: ProbeTask
 ) -> dict[str, list[LayerScore]]:
     """The distance by layer for the paper's probe with one hidden layer, and for a linear one."""
-    model, _ = artifact.load(folder)
-    model = model.to(device)
+    device = device_named(experiment.device)
+    model = artifact.load(experiment.out / folder_of(name)).model.to(device)
     batch = 512 if device.type == "cpu" else 4096
     scores: dict[str, list[LayerScore]] = {}
 
     with activations(model, task.parts, keep=storage_for(task, model, device)) as parts:
-        for kind, width in (("hidden", hidden), ("linear", 0)):
+        for kind, width in (("hidden", experiment.hidden), ("linear", 0)):
             learning = ProbeTraining(hidden=width, batch=batch, rate=3e-3, epochs=10)
-            result = train_probes(parts, task, ("model",), range(seeds), learning)
-            scores[kind] = [score for score in result.scores if score.measure == "distance"]
+            run = ProbeRun(task, range(experiment.seeds), learning)
+            run.train(parts, ("model",))
+            scores[kind] = [score for score in run.scores if score.measure == "distance"]
 
     return scores
 
@@ -340,9 +316,7 @@ def storage_for(task: ProbeTask, model: Model, device: torch.device) -> Activati
 # The results
 
 
-def write_results(
-    out: Path, results: list[Trained], task: ProbeTask, settings: dict[str, Any]
-) -> None:
+def write_results(experiment: PositionExperiment, results: list[Trained], task: ProbeTask) -> None:
     """Write results.json."""
     models = []
     for result in results:
@@ -360,12 +334,15 @@ def write_results(
         )
 
     report = {
-        **settings,
+        **experiment.shape,
+        "steps": experiment.steps,
+        "batch_tokens": experiment.batch_tokens,
+        "hidden": experiment.hidden,
         "always_the_middle": len(task.labels) / 4,
         "windows": list(map(len, task.parts)),
         "models": models,
     }
-    storage.write_text(out / "results.json", json.dumps(report, indent=1) + "\n")
+    storage.write_text(experiment.out / "results.json", json.dumps(report, indent=1) + "\n")
 
 
 def baselines(task: ProbeTask) -> dict[str, float]:

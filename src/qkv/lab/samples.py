@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from itertools import pairwise
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -18,6 +19,7 @@ from qkv.models import BERT, GPT, RNN, TaskModel, Transformer
 from qkv.models.model import Model
 from qkv.text import Tokenizer
 from qkv.text.chat_template import end_of_turn_ids
+from qkv.training.finetune.task_objective import TaskScorer
 from qkv.training.setup.training_task import TrainingTask
 
 EXAMPLES = 2
@@ -30,13 +32,13 @@ def sample_maker(task: TrainingTask) -> Callable[[Model], list[str]]:
     tokenizer = task.tokenizer
     batch = next(iter(task.validation.ordered())).part(0, EXAMPLES)
 
-    def make_samples(model: Model) -> list[str]:
-        if isinstance(model, BERT):
-            return sample_masks(model, tokenizer, batch)
-        if isinstance(model, TaskModel):
+    def make_samples(model: Any) -> list[str]:
+        if model.task is not None:
             return sample_predictions(model, tokenizer, batch)
-        if not isinstance(model, GPT):
+        if model.has_source:
             return sample_translations(model, tokenizer, batch)
+        if model.predicts != "next":
+            return sample_masks(model, tokenizer, batch)
         if isinstance(task.validation, ConversationData):
             return sample_replies(model, tokenizer, task.validation)
 
@@ -133,16 +135,8 @@ def sample_masks(model: BERT, tokenizer: Tokenizer, batch: Batch) -> list[str]:
 def sample_predictions(model: TaskModel, tokenizer: Tokenizer, batch: Batch) -> list[str]:
     """The predictions of a task model, and the references."""
     batch = batch.to(device_of(model))
-    assert batch.target_positions is not None
-
     with without_dropout(model):
-        scores = model(
-            batch.ids,
-            target_positions=batch.target_positions,
-            padding_mask=batch.padding_mask,
-            segments=batch.segments,
-            group=batch.group,
-        )  # (B, M, C)
+        scores, _ = TaskScorer(model)(batch)  # (B, M, C)
 
     samples = []
     for row, ids in enumerate(batch.ids):
@@ -163,7 +157,8 @@ def prediction_text(
         # Enough digits to tell the numbers of the data apart
         digits = max(2, 2 - math.floor(math.log10(head.scale)))
         reference = float(model.in_units(batch.numbers[row]))
-        return f"{float(scores[row]):.{digits}f}   (reference: {reference:.{digits}f})"
+        predicted_number = float(model.in_units(scores[row]))
+        return f"{predicted_number:.{digits}f}   (reference: {reference:.{digits}f})"
 
     predicted = scores[row].argmax(-1).tolist()  # (M,)
     targets = batch.targets[row].tolist()

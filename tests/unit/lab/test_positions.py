@@ -16,7 +16,7 @@ from qkv.insight.probing.probe_model import LayerScore
 from qkv.insight.probing.probe_tasks import ProbeTask
 from qkv.insight.render.figures.probe_figure import Panel
 from qkv.lab import positions as lab
-from qkv.lab.positions import MASKED, Trained, configs_of, positions
+from qkv.lab.positions import MASKED, PositionExperiment, Trained, configs_of, positions
 from qkv.models import build
 from support.families import words
 from support.sentences import SENTENCES
@@ -44,7 +44,7 @@ def test_from_one_command_to_the_figure(
         "hidden": 4,
         "device": "cpu",
     }
-    positions((data,), out, **SMALL, **options)
+    positions(PositionExperiment(data=(data,), out=out, **SMALL, **options))
     report = json.loads((out / "results.json").read_text())
     assert [model["positions"] for model in report["models"]] == ["none", MASKED]
     assert report["always_the_middle"] == 2
@@ -62,7 +62,7 @@ def test_from_one_command_to_the_figure(
     monkeypatch.setattr(lab, "table", lambda *_: "")
     monkeypatch.setattr(lab, "draw", lambda *_: out)
     weights = {path: path.stat().st_mtime_ns for path in out.glob("*/model.safetensors")}
-    positions((data,), out, **SMALL, **options)
+    positions(PositionExperiment(data=(data,), out=out, **SMALL, **options))
     assert len(weights) == 2
     # Finished models are not trained again.
     assert weights == {path: path.stat().st_mtime_ns for path in weights}
@@ -115,5 +115,5 @@ def test_the_models_differ_in_their_positional_encoding_only() -> None:
 
 def test_invalid_settings_are_refused(data: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"hidden: .*not 0"):
-        positions((data,), tmp_path / "out", hidden=0)
+        positions(PositionExperiment(data=(data,), out=tmp_path / "out", hidden=0))
     assert not (tmp_path / "out").exists()

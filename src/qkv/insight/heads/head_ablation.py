@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -21,13 +21,12 @@ from torch import Tensor
 from qkv.bootstrap import ratio_intervals
 from qkv.data.batches.batch import IGNORE, Batch
 from qkv.generation.generate import without_dropout
-from qkv.insight.inspect.capture import AttentionSite, attention_sites
-from qkv.insight.inspect.hook_checks import require_hook
-from qkv.insight.inspect.logit_lens import predicts_tokens
-from qkv.insight.inspect.upper_layers import copies_per_pass, repeated, stack_with, starting_at
-from qkv.models import BERT, GPT, TaskModel
+from qkv.insight.inspect.hook_checks import hook_layers, require_hook
+from qkv.insight.inspect.logit_lens import makes_predictions
+from qkv.insight.inspect.upper_layers import chunks_of, copies_per_pass, repeated, starting_at
 from qkv.models.heads import pooled
 from qkv.models.model import Model, backbone_of
+from qkv.models.sites import AttentionSite, attention_sites, stack_with
 from qkv.models.task_model import split_groups
 from qkv.nn.hooks import CapturedValues, capture
 from qkv.nn.linear.linear import linear
@@ -70,6 +69,16 @@ class HeadImportance:
     """Change by kind of attention, layer and head."""
     low: dict[str, Float[np.ndarray, "L H"]]
     high: dict[str, Float[np.ndarray, "L H"]]
+
+    @property
+    def summary(self) -> str:
+        """How the changes were measured, for captions."""
+        replacement = "zeros" if self.how == "zero" else "its mean over the texts"
+        measure = "distance: 1 - cosine of a text's mean vector; the model has no loss"
+        if self.measure == "loss":
+            measure = f"loss: {self.unchanged:.4f} nats with all heads"
+
+        return f"{measure}; a head's output is replaced by {replacement}; {self.texts:,} texts"
 
     def ranked(self) -> list[Head]:
         """All heads, the most important first."""
@@ -190,10 +199,7 @@ class AblationRun:
         if not total:
             raise ValueError("batches: they have no targets")
 
-        measure = "distance"
-        if predicts_tokens(self.model) or isinstance(self.model, TaskModel):
-            measure = "loss"
-
+        measure = "loss" if makes_predictions(self.model) else "distance"
         loss = float(torch.cat(self.losses).sum()) / total
         result = HeadImportance(how, measure, loss, len(counts), int(total), {}, {}, {})
 
@@ -228,8 +234,7 @@ def losses_without_heads(
     copies_at_once = copies_per_pass(tokens, batch.ids.device)
     parts: list[Tensor] = []
 
-    for first in range(0, site.heads, copies_at_once):
-        heads = range(first, min(first + copies_at_once, site.heads))
+    for heads in chunks_of(site.heads, copies_at_once):
         copies = batch.map(partial(repeated, times=len(heads)))
         hook = partial(switch_off, heads=heads, mean=mean)
         with ExitStack() as contexts:
@@ -249,8 +254,7 @@ def losses_without_heads(
 
 def can_skip_lower_layers(model: Model) -> bool:
     """False for Transformer-XL: each of its segments has its own residual stream."""
-    backbone = backbone_of(model)
-    return not (isinstance(backbone, GPT) and backbone.config.memory)
+    return not getattr(backbone_of(model).config, "memory", 0)
 
 
 def switch_off(
@@ -287,11 +291,8 @@ def mean_outputs(
                 if padding_mask is not None:
                     padding_mask = split_groups(padding_mask, batch.group)  # (R, T)
 
-                for layer in range(site.depth):
-                    key = (site.kind, layer)
-                    hook = partial(sums.add, key=key, padding_mask=padding_mask)
-                    point = site.hook_point(layer, "heads")
-                    hooks.enter_context(require_hook(model, point, hook, heads=site.heads))
+                hook = partial(sums.add, kind=site.kind, padding_mask=padding_mask)
+                hooks.enter_context(hook_layers(model, site, "heads", hook))
 
             row_outputs(model, batch)
 
@@ -309,10 +310,12 @@ class HeadSums:
         self,
         value: Float[Tensor, "R H T D"],
         name: str,
-        key: tuple[str, int],
+        kind: str,
+        layer: int,
         padding_mask: Bool[Tensor, "R T"] | None,
     ) -> None:
         """Hook: add the outputs of all tokens, without padding."""
+        key = (kind, layer)
         if padding_mask is None:
             weight = value.new_ones(value.shape[0], value.shape[2])
         else:
@@ -325,9 +328,9 @@ class HeadSums:
 # The measure
 
 
-def row_outputs(model: Model, batch: Batch) -> Float[Tensor, "B"] | Float[Tensor, "B E"]:
+def row_outputs(model: Any, batch: Batch) -> Float[Tensor, "B"] | Float[Tensor, "B E"]:
     """The summed loss of each row; for an encoder without a loss the mean vector of each row."""
-    if isinstance(model, TaskModel):
+    if model.task is not None:
         objective = TaskObjective(model)
         scores, _ = TaskScorer(model)(batch)
         losses = []
@@ -337,7 +340,7 @@ def row_outputs(model: Model, batch: Batch) -> Float[Tensor, "B"] | Float[Tensor
         return torch.stack(losses)
 
     backbone = backbone_of(model)
-    if isinstance(backbone, BERT) and not predicts_tokens(model):
+    if backbone.predicts is None:
         hidden = backbone.hidden(
             batch.ids, padding_mask=batch.padding_mask, segments=batch.segments
         )  # (B, T, E)
@@ -383,7 +386,7 @@ def row_losses(outputs: Tensor, unchanged: Tensor) -> Float[Tensor, "B"]:
 
 def target_counts(model: Model, batch: Batch) -> Float[Tensor, "B"]:
     """The number of targets that each row's loss is summed over."""
-    if predicts_tokens(model) or isinstance(model, TaskModel):
+    if makes_predictions(model):
         return (batch.targets != IGNORE).sum(1).double()
 
     return torch.ones(batch.rows, dtype=torch.float64)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -19,11 +19,11 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from qkv.generation.generate import without_dropout
-from qkv.insight.inspect.capture import AttentionSite, attention_sites, visible
-from qkv.insight.inspect.hook_checks import require_hook
+from qkv.insight.inspect.capture import visible
+from qkv.insight.inspect.hook_checks import hook_layers
 from qkv.insight.inspect.model_input import frame_tokens, read, read_sentences
-from qkv.models import BERT, GPT, RNN, TaskModel, Transformer
 from qkv.models.model import Model, backbone_of
+from qkv.models.sites import AttentionSite, attention_sites
 from qkv.text.tokenizer import Tokenizer
 
 LONGEST = 256
@@ -33,9 +33,61 @@ REPEATED = 50
 ROWS = 4
 """Number of such random texts."""
 
+PatternFunction = Callable[[Int[Tensor, "T"]], Bool[Tensor, "T T"]]
 PatternMasks = dict[str, Bool[Tensor, "T S"]]
 """For each pattern, True where the weight of a query should go; a row without any True does not
 count."""
+
+
+class HeadPattern(NamedTuple):
+    """A known attention pattern."""
+
+    meaning: str
+    """What a head attends to, for tables."""
+    mask: PatternFunction
+    """From the ids of a text to where the weight of each query should go."""
+
+
+PATTERNS: dict[str, HeadPattern] = {}
+"""All patterns by name, besides induction."""
+INDUCTION = "what followed an earlier copy"
+
+
+def head_pattern(name: str, meaning: str) -> Callable[[PatternFunction], PatternFunction]:
+    """Decorator: add a pattern that `head_patterns` and `qkv heads` measure.
+
+    The function gets the ids of a text (T), and returns a boolean matrix (T, T): True where the
+    weight of a query (row) should go. A query counts if it can see such a key.
+
+    Args:
+        name: The name in results.
+        meaning: What a head attends to, for tables.
+
+    Example:
+        >>> import torch
+        >>> from qkv.insight.heads.head_patterns import PATTERNS, head_pattern
+        >>> @head_pattern("second", "the second token")
+        ... def second(ids):
+        ...     return (torch.arange(len(ids)) == 1).expand(len(ids), -1)
+        >>> PATTERNS.pop("second").meaning
+        'the second token'
+    """
+    if name in PATTERNS or name == "induction":
+        raise ValueError(f"name: there is a pattern {name} already; expected another name")
+
+    def register(function: PatternFunction) -> PatternFunction:
+        PATTERNS[name] = HeadPattern(meaning, function)
+        return function
+
+    return register
+
+
+def meaning_of(pattern: str) -> str:
+    """What a head with this pattern attends to."""
+    if pattern == "induction":
+        return INDUCTION
+
+    return PATTERNS[pattern].meaning
 
 
 class HeadPatterns(NamedTuple):
@@ -44,7 +96,7 @@ class HeadPatterns(NamedTuple):
     kind: str
     """self, or for a translator encoder or decoder."""
     scores: dict[str, Float[Tensor, "L H"]]
-    """previous, first, self, same, induction; and next if later tokens are visible."""
+    """By pattern: those of PATTERNS that some token can follow, and induction."""
     uniform: dict[str, float]
     """Uniform baseline: the score of a head that attends equally to all visible tokens."""
     tokens: dict[str, int]
@@ -96,8 +148,7 @@ def head_patterns(
         >>> list(patterns.scores)
         ['previous', 'first', 'self', 'same', 'induction']
     """
-    backbone = backbone_of(model)
-    if isinstance(backbone, RNN):
+    if not model.stacks:
         raise ValueError("model: an RNN has no self-attention heads; expected another model")
     if not texts:
         raise ValueError("texts: expected one or more, not none")
@@ -129,12 +180,11 @@ def measure_text(
     text: str | tuple[str, str],
 ) -> None:
     """Add the attention on one text to the sums."""
-    backbone = backbone_of(model)
     ids = {}
     masks = {}
     for kind, row in ids_of_text(model, tokenizer, text).items():
         ids[kind] = row.unsqueeze(0)
-        masks[kind] = pattern_masks(row, sees_later(backbone, kind))
+        masks[kind] = {name: pattern.mask(row) for name, pattern in PATTERNS.items()}
 
     measure_patterns(model, sums, ids, masks)
 
@@ -194,56 +244,58 @@ def measure_patterns(
 
     A token that cannot see the target of a pattern does not count for it.
     """
-    backbone: Any = backbone_of(model)
     device = next(model.parameters()).device
-
     with ExitStack() as hooks:
         for kind, pattern_sums in sums.items():
             T = ids[kind].shape[1]
-            site = pattern_sums.site
             seen = visible(model, kind, torch.arange(T), T)  # (T, S)
             visible_masks = {pattern: mask & seen for pattern, mask in masks[kind].items()}
             pattern_sums.add_text(visible_masks, len(ids[kind]), seen)
 
             stacked = torch.stack(list(visible_masks.values())).to(device)  # (R, T, S)
             add = partial(pattern_sums.add_weights, masks=stacked, patterns=list(visible_masks))
-            for layer in range(site.depth):
-                point = site.hook_point(layer, "weights")
-                hook = partial(add, layer=layer)
-                hooks.enter_context(require_hook(model, point, hook, heads=site.heads))
+            hooks.enter_context(hook_layers(model, pattern_sums.site, "weights", add))
 
-        if isinstance(backbone, Transformer):
-            backbone.hidden(ids["encoder"].to(device), ids["decoder"].to(device))
-        else:
-            backbone.hidden(ids["self"].to(device))
+        backbone_of(model).hidden(*(ids[kind].to(device) for kind in sums))
 
 
-def sees_later(backbone: Model, kind: str) -> bool:
-    """Whether tokens attend to later ones."""
-    return isinstance(backbone, BERT) or kind == "encoder"
+# The known patterns
 
 
-def pattern_masks(ids: Int[Tensor, "T"], later: bool) -> PatternMasks:
-    """Where the weight of each pattern goes.
+@head_pattern("previous", "the token before")
+def previous_token(ids: Int[Tensor, "T"]) -> Bool[Tensor, "T T"]:
+    return neighbour(ids, -1)
 
-    The first token of a causal model sees only itself, so it counts for no pattern.
-    """
-    T = len(ids)
-    all_pairs = torch.ones(T, T, dtype=torch.bool)
-    diagonal = torch.eye(T, dtype=torch.bool)
-    after_first = torch.arange(T).unsqueeze(1) >= 1  # (T, 1)
-    equal = ids.unsqueeze(1) == ids
-    masks = {
-        "previous": all_pairs.triu(-1) & all_pairs.tril(-1),
-        "first": after_first & (torch.arange(T) == 0),
-        "self": after_first & diagonal,
-        "same": equal & all_pairs.tril(-1),
-    }
-    if later:
-        masks["same"] = equal & ~diagonal
-        masks["next"] = all_pairs.triu(1) & all_pairs.tril(1)
 
-    return masks
+@head_pattern("first", "the first token")
+def first_token(ids: Int[Tensor, "T"]) -> Bool[Tensor, "T T"]:
+    return after_first(ids) & (torch.arange(len(ids)) == 0)
+
+
+@head_pattern("self", "itself")
+def own_token(ids: Int[Tensor, "T"]) -> Bool[Tensor, "T T"]:
+    return after_first(ids) & neighbour(ids, 0)
+
+
+@head_pattern("same", "equal tokens")
+def equal_tokens(ids: Int[Tensor, "T"]) -> Bool[Tensor, "T T"]:
+    return (ids.unsqueeze(1) == ids) & ~neighbour(ids, 0)
+
+
+@head_pattern("next", "the token after")
+def next_token(ids: Int[Tensor, "T"]) -> Bool[Tensor, "T T"]:
+    return neighbour(ids, 1)
+
+
+def neighbour(ids: Int[Tensor, "T"], distance: int) -> Bool[Tensor, "T T"]:
+    """True for the key at this distance from its query."""
+    position = torch.arange(len(ids))
+    return position - position.unsqueeze(1) == distance
+
+
+def after_first(ids: Int[Tensor, "T"]) -> Bool[Tensor, "T 1"]:
+    """True for all but the first token, which sees only itself in a causal model."""
+    return torch.arange(len(ids)).unsqueeze(1) >= 1
 
 
 # Inputs
@@ -254,24 +306,21 @@ def ids_of_text(
 ) -> dict[str, Int[Tensor, "_"]]:
     """The ids of each side, by kind of attention; a long side is cut before its end token."""
     frames = frame_tokens(model, tokenizer)
-    if not isinstance(model, Transformer) and not str(text).strip():
+    if not model.has_source and not str(text).strip():
         raise ValueError("text: there is nothing to read; expected a text")
 
-    if isinstance(model, GPT | TaskModel):
-        # A task model reads the text alone, whatever its task; `read` would refuse a long text.
-        sides = {"self": frames["self"].around(tokenizer.encode(str(text)))}
-    elif isinstance(model, BERT):
-        sides = {"self": list(read_sentences(model, tokenizer, [str(text)]).text.ids)}
-    else:
-        if isinstance(text, str):
-            reading = read(model, tokenizer, text)
-        else:
-            reading = read(model, tokenizer, source=text[0], target=text[1])
-
+    if model.has_source:
+        source, target = (text, None) if isinstance(text, str) else text
+        reading = read(model, tokenizer, source=source, target=target)
         assert reading.source is not None
         sides = {"encoder": list(reading.source.ids), "decoder": list(reading.text.ids)}
+    elif model.is_causal or model.task is not None:
+        # A task model reads the text alone, whatever its task; `read` would refuse a long text.
+        sides = {"self": frames["self"].around(tokenizer.encode(str(text)))}
+    else:
+        sides = {"self": list(read_sentences(model, tokenizer, [str(text)]).text.ids)}
 
-    longest = min(LONGEST, context_of(model))
+    longest = min(LONGEST, backbone_of(model).config.context)
     result = {}
     for kind, ids in sides.items():
         if len(ids) > longest:
@@ -283,13 +332,6 @@ def ids_of_text(
     return result
 
 
-def context_of(model: Model) -> int:
-    """The context of a model that is not an RNN."""
-    backbone = backbone_of(model)
-    assert not isinstance(backbone, RNN)
-    return backbone.config.context
-
-
 def repeated_tokens(
     model: Model, tokenizer: Tokenizer, seed: int
 ) -> tuple[dict[str, Int[Tensor, "B T"]], dict[str, PatternMasks]]:
@@ -297,7 +339,8 @@ def repeated_tokens(
     special = set(tokenizer.special)
     ordinary = np.array([id for id in range(tokenizer.vocabulary) if id not in special])
     frames = frame_tokens(model, tokenizer)
-    room = context_of(model) - max(len(frame.around([])) for frame in frames.values())
+    framing = max(len(frame.around([])) for frame in frames.values())
+    room = backbone_of(model).config.context - framing
     n = min(REPEATED, room // 2, len(ordinary))
     if n < 2:
         raise ValueError(f"context: {room} tokens have no room for two tokens and their repetition")

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from functools import partial
 from typing import Literal, NamedTuple
 
@@ -23,12 +22,11 @@ from qkv.bootstrap import ratio_intervals
 from qkv.data.batches.framing import encode_texts, word_separator
 from qkv.data.sources.conllu import ConlluSentence, ConlluWord
 from qkv.generation.generate import without_dropout
-from qkv.insight.inspect.capture import attention_sites
-from qkv.insight.inspect.hook_checks import require_hook
+from qkv.insight.inspect.hook_checks import hook_layers
 from qkv.insight.inspect.model_input import frame_tokens
 from qkv.insight.inspect.whole_words import WholeWord, join_words
-from qkv.models import BERT, GPT
 from qkv.models.model import Model, backbone_of
+from qkv.models.sites import attention_sites
 from qkv.text.tokenizer import Tokenizer
 
 Direction = Literal["to its head", "from its head"]
@@ -66,6 +64,12 @@ class RelationScore(NamedTuple):
     gain_high: float
     """Upper end."""
 
+    @property
+    def named_head(self) -> str:
+        """layer.head with an arrow: from the word to its syntactic head, or back."""
+        arrow = "→" if self.direction == "to its head" else "←"
+        return f"{self.layer}.{self.head} {arrow}"
+
 
 class SyntaxResult(NamedTuple):
     """The best heads for all relations."""
@@ -77,6 +81,19 @@ class SyntaxResult(NamedTuple):
     """The number of sentences that are longer than the model's context."""
     halves: bool
     """True if heads were chosen on one half of the sentences and measured on the other."""
+
+    @property
+    def summary(self) -> str:
+        """How the heads were measured, for captions."""
+        selection = "chosen on the sentences they are measured on"
+        if self.halves:
+            selection = "chosen on one half, measured on the other"
+
+        summary = f"{self.sentences:,} sentences; head and offset {selection}"
+        if self.left_out:
+            summary += f"; {self.left_out:,} longer than the context were left out"
+
+        return summary
 
 
 class Arcs(NamedTuple):
@@ -210,7 +227,7 @@ def find_arcs(
 ) -> tuple[Arcs, int, int]:
     """Run the model on every sentence; also return the numbers of read and of too long ones."""
     backbone = backbone_of(model)
-    if not isinstance(backbone, GPT | BERT):
+    if model.has_source:
         raise ValueError(
             "model: syntax is measured in a model that reads one text; expected a GPT or a BERT"
         )
@@ -288,17 +305,11 @@ def predicted_words(
 ) -> Int[Tensor, "2 L H W"]:
     """For each word the word that each head points to, in both directions; -1 for none."""
     (site,) = attention_sites(model)
-    backbone = backbone_of(model)
-    assert isinstance(backbone, GPT | BERT)
     predicted = torch.zeros(2, site.depth, site.heads, len(words), dtype=torch.int64)
 
-    with ExitStack() as hooks:
-        for layer in range(site.depth):
-            hook = partial(store_predictions, words=words, into=predicted[:, layer])
-            point = site.hook_point(layer, "weights")
-            hooks.enter_context(require_hook(model, point, hook, heads=site.heads))
-
-        backbone.hidden(torch.tensor([ids], device=next(model.parameters()).device))
+    hook = partial(store_predictions, words=words, into=predicted)
+    with hook_layers(model, site, "weights", hook):
+        backbone_of(model).hidden(torch.tensor([ids], device=next(model.parameters()).device))
 
     return predicted
 
@@ -307,8 +318,9 @@ def store_predictions(
     weights: Float[Tensor, "1 H T S"],
     name: str,
     *,
+    layer: int,
     words: Sequence[WholeWord],
-    into: Int[Tensor, "2 H W"],
+    into: Int[Tensor, "2 L H W"],
 ) -> None:
     """Hook: store the word that each word attends to most, and the one that attends to it most."""
     # Between whole words; special tokens are left out, and so is a word's attention to itself.
@@ -317,7 +329,7 @@ def store_predictions(
 
     for direction, attention in enumerate((joined, joined.transpose(-2, -1))):
         most, word = attention.max(-1)  # (H, W)
-        into[direction] = torch.where(most > 0, word, -1).cpu()
+        into[direction, layer] = torch.where(most > 0, word, -1).cpu()
 
 
 def encode_sentence(

@@ -15,9 +15,7 @@ from qkv.data.batches.masked import MaskedData, WordPieces
 from qkv.data.sources.examples import Example
 from qkv.data.tokens.token_arrays import Tokens
 from qkv.generation.text import prompt_ids
-from qkv.insight.inspect.logit_lens import predicts_tokens
-from qkv.insight.inspect.model_input import as_frame
-from qkv.models import BERT, GPT, TaskModel
+from qkv.insight.inspect.model_input import frame_tokens, translation_ends
 from qkv.models.model import Model
 from qkv.text.tokenizer import Tokenizer
 
@@ -45,20 +43,20 @@ def batches_from_texts(
 
 def batch_of(model: Model, tokenizer: Tokenizer, text: str, longest: int = LONGEST) -> Batch:
     """One text as a batch of one row; it may have no targets."""
-    if not isinstance(model, GPT | BERT):
+    if model.has_source or model.task is not None:
         raise TypeError(
             f"model: a text alone is for a GPT or a BERT, not for a {type(model).__name__}"
         )
 
     longest = min(longest, model.config.context)
-    if isinstance(model, GPT):
+    if model.is_causal:
         row = torch.tensor([prompt_ids(tokenizer, text)[: longest + 1]])  # (1, T + 1)
         return Batch(ids=row[:, :-1], targets=row[:, 1:])
 
-    frame = as_frame(tokenizer.start, tokenizer.end)
+    frame = frame_tokens(model, tokenizer)["self"]
     ids = tokenizer.encode(text)[: longest - len(frame.around([]))]
     row = torch.tensor([frame.around(ids)])
-    if not predicts_tokens(model):
+    if model.predicts is None:
         return Batch(ids=row, targets=torch.zeros(1, 1, dtype=torch.int64))
     if not ids:
         return Batch(ids=row, targets=torch.zeros(1, 0, dtype=torch.int64))
@@ -71,13 +69,7 @@ def batches_from_pairs(
     tokenizer: Tokenizer, pairs: Iterable[tuple[str, str]], *, longest: int = LONGEST
 ) -> list[Batch]:
     """A batch for each sentence pair of a translator; the targets are the target tokens and end."""
-    start = tokenizer.start
-    end = tokenizer.end
-    if start is None or end is None:
-        raise ValueError(
-            "tokenizer: a translator needs a start and an end token, and this one lacks them"
-        )
-
+    start, end = translation_ends(tokenizer)
     batches = []
     for source, target in pairs:
         source_ids = tokenizer.encode(source)[: longest - 1]
@@ -94,7 +86,7 @@ def batches_from_pairs(
 
 
 def batches_from_examples(
-    model: TaskModel, tokenizer: Tokenizer, examples: Sequence[Example]
+    model: Model, tokenizer: Tokenizer, examples: Sequence[Example]
 ) -> list[Batch]:
     """A batch for each labelled example of a task model."""
     head = model.config.head

@@ -9,20 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple, get_args
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from qkv.generation.generate import without_dropout
-from qkv.insight.inspect.capture import attention_sites
 from qkv.insight.inspect.hook_checks import capture_required
-from qkv.insight.inspect.logit_lens import predicts_tokens
-from qkv.insight.inspect.model_input import Reading, hidden_of, ids_of
-from qkv.insight.inspect.upper_layers import copies_per_pass, stack_with, starting_at
-from qkv.models import BERT, TaskModel
+from qkv.insight.inspect.model_input import Reading, ids_of
+from qkv.insight.inspect.upper_layers import chunks_of, copies_per_pass, starting_at
 from qkv.models.model import Model, backbone_of
+from qkv.models.sites import attention_sites, stack_with
 from qkv.nn.hooks import add_hook, capture
 from qkv.text.printable import printable
 
@@ -133,10 +131,7 @@ class PatchRun:
         self.depth = len(self.blocks)
 
         # Tokens or heads of a layer, and how many of them are patched in one forward pass
-        side = corrupted.text
-        if kind == "encoder" and corrupted.source is not None:
-            side = corrupted.source
-
+        side = corrupted.queries(kind)
         self.choices = len(side.ids)
         if at == "heads":
             self.choices = attention_sites(model)[0].heads
@@ -179,8 +174,7 @@ class PatchRun:
         """The measure after patching each token, or each head, of a layer: one in each row."""
         clean = self.clean_values[self.names[layer]]
         parts = []
-        for first in range(0, self.choices, self.rows):
-            chosen = range(first, min(first + self.rows, self.choices))
+        for chosen in chunks_of(self.choices, self.rows):
             hook = partial(replace_values, clean=clean, chosen=chosen)
             with (
                 starting_at(self.model, self.kind, layer, self.block_inputs, len(chosen)),
@@ -219,12 +213,11 @@ def replace_values(
 
 
 def logits_at(
-    model: Any, arguments: dict[str, Tensor], position: int, rows: int = 1
+    model: Model, arguments: dict[str, Tensor], position: int, rows: int = 1
 ) -> Float[Tensor, "R V"]:
     """The logits at one position, for a number of copies of a prompt."""
     copies = {name: ids.expand(rows, -1) for name, ids in arguments.items()}
-    hidden = hidden_of(model, copies)  # (R, T, E)
-    return model.logits(hidden[:, position])
+    return model.logits(model.hidden(**copies)[:, position])
 
 
 # Checks
@@ -232,7 +225,7 @@ def logits_at(
 
 def check_kind(model: Model, at: str, kind: str | None) -> str:
     """Return the kind of attention that is patched, or raise if the model has no such site."""
-    if isinstance(model, TaskModel) or not predicts_tokens(model):
+    if model.predicts is None:
         raise ValueError(
             "model: patching needs a predicted token, and this model predicts none; expected a "
             "GPT, BERT or translator"
@@ -271,7 +264,7 @@ def check_lengths(clean: Reading, corrupted: Reading) -> None:
 def answer_position(model: Model, clean: Reading, place: int | None) -> int:
     """The position of the answer: the given one, or the last."""
     last = len(clean.text.ids) - 1
-    if place is None and isinstance(model, BERT):
+    if place is None and model.predicts == "masked":
         raise ValueError(
             "place: a BERT predicts a token at every position; expected the position of the "
             "answer, such as that of its mask"

@@ -9,6 +9,7 @@ from torch import Tensor
 from qkv.generation.generate import without_dropout
 from qkv.insight.inspect.hook_checks import capture_required
 from qkv.models import RNN, Transformer
+from qkv.models.sites import attention_sites
 
 
 def alignment(
@@ -53,35 +54,19 @@ def alignment(
             )
 
     decoder_input = torch.cat([target.new_full((1, 1), start), target[:, :-1]], dim=1)  # (1, T)
-    if isinstance(model, RNN):
-        return rnn_alignment(model, source, decoder_input, layer)
+    site = attention_sites(model)[-1]
+    if layer is not None and not site.stack:
+        raise ValueError("layer: an RNN attends to its source in one layer; leave it out")
+    if layer is not None and not -site.depth <= layer < site.depth:
+        raise ValueError(f"layer: expected 0 to {site.depth - 1}, or -1 for the last, not {layer}")
 
-    depth = len(model.decoder.blocks)
-    if layer is not None and not -depth <= layer < depth:
-        raise ValueError(f"layer: expected 0 to {depth - 1}, or -1 for the last, not {layer}")
-
-    points = [f"decoder.blocks.{number}.cross_attention.weights" for number in range(depth)]
+    points = [site.hook_point(number, "weights") for number in range(site.depth)]
     with torch.no_grad(), without_dropout(model), capture_required(model, points) as captured:
         model(source, decoder_input)
 
-    heads = [weights[0] for weights in captured.values()]  # (H, T, S) for each layer
+    # An RNN attends once for each target token, a Transformer once for all.
+    heads = [torch.cat(captured.every[point], dim=-2)[0] for point in points]  # (H, T, S) each
     if layer is not None:
         heads = [heads[layer]]
 
     return torch.cat(heads).mean(0)  # (T, S)
-
-
-def rnn_alignment(
-    model: RNN, source: Int[Tensor, "1 S"], decoder_input: Int[Tensor, "1 T"], layer: int | None
-) -> Float[Tensor, "T S"]:
-    """The alignment of an RNN, which attends once for each target token."""
-    if model.config.attention == "none":
-        raise ValueError("attention: this RNN has none, so no token attends to any other")
-    if layer is not None:
-        raise ValueError("layer: an RNN attends to its source in one layer; leave it out")
-
-    with torch.no_grad(), without_dropout(model), capture_required(model, ["weights"]) as captured:
-        model(source, decoder_input)
-
-    steps = torch.cat(captured.every["weights"], dim=-2)
-    return steps.reshape(decoder_input.shape[1], source.shape[1])

@@ -23,11 +23,11 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from qkv.insight.inspect.capture import AttentionSite, attention_sites, visible
+from qkv.insight.inspect.capture import visible
 from qkv.insight.inspect.hook_checks import require_hook
-from qkv.insight.inspect.model_input import Reading, Side
-from qkv.models import GPT
-from qkv.models.model import Model, backbone_of
+from qkv.insight.inspect.model_input import Reading
+from qkv.models.model import Model
+from qkv.models.sites import AttentionSite, attention_sites
 
 Pattern = Literal["uniform", "first", "previous"]
 PATTERNS = get_args(Pattern)
@@ -312,16 +312,8 @@ def site_of(model: Model, edit: Edit) -> AttentionSite:
 
 def check_edge_tokens(edit: Edit, edge: tuple[int, int], kind: str, reading: Reading) -> int:
     """Return the number of query tokens; raise if the text lacks one of the edge's tokens."""
-    rows: Side | None = reading.text
-    columns: Side | None = reading.text
-    if kind in ("encoder", "cross"):
-        columns = reading.source
-    if kind == "encoder":
-        rows = reading.source
-
-    assert rows is not None
-    assert columns is not None
-    for position, side in zip(edge, (rows, columns), strict=True):
+    rows = reading.queries(kind)
+    for position, side in zip(edge, (rows, reading.keys(kind)), strict=True):
         count = len(side.ids)
         if position < count:
             continue
@@ -342,7 +334,7 @@ def check_edge_visible(
     """Raise if the mask hides the key from the query, or the query sees only itself."""
     query, key = edge
     allowed = visible(model, kind, torch.tensor([query]), size)[0]  # (S,)
-    causal = isinstance(backbone_of(model), GPT) or kind == "decoder"
+    causal = model.is_causal or kind == "decoder"
     if not allowed[key] and causal and key > query:
         raise ValueError(
             f"change: {edit}: token {query} of a causal model cannot see token {key}, which comes "

@@ -16,12 +16,11 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from qkv.generation.generate import without_dropout
-from qkv.insight.inspect.logit_lens import predicts_tokens
-from qkv.insight.inspect.model_input import Reading, hidden_of, ids_of
-from qkv.models import RNN, TaskModel
+from qkv.insight.inspect.logit_lens import makes_predictions
+from qkv.insight.inspect.model_input import Reading, ids_of
+from qkv.models.configs import HeadConfig
 from qkv.models.heads import pooled
 from qkv.models.model import Model, backbone_of
-from qkv.nn.hooks import add_hook
 
 TOKENS = 2**11
 """Tokens of one forward and backward pass."""
@@ -80,7 +79,7 @@ def contributions(
     model: Model, reading: Reading, positions: Sequence[int] | None = None
 ) -> Contributions:
     """Contribution of each input embedding to the logit of the likeliest token at each position."""
-    if not predicts_tokens(model) and not isinstance(model, TaskModel):
+    if not makes_predictions(model):
         raise ValueError(
             "attribution: this BERT is an encoder only: it makes no prediction to explain"
         )
@@ -118,11 +117,11 @@ def gradient_times_input(
 
     The copies are rows of a batch, so that their gradients do not mix.
     """
-    backbone: Any = backbone_of(model)
+    backbone = backbone_of(model)
     copies = {name: ids.expand(len(positions), -1) for name, ids in arguments.items()}
 
     with torch.enable_grad(), embedding_leaves(backbone) as embeddings:
-        hidden = hidden_of(model, copies)  # (N, T, E)
+        hidden = backbone.hidden(**copies)  # (N, T, E)
         scores = scores_at(model, hidden, positions.to(hidden.device))  # (N, V)
         likeliest = scores.argmax(-1, keepdim=True).detach()
         gradients = torch.autograd.grad(scores.gather(1, likeliest).sum(), embeddings)
@@ -135,22 +134,25 @@ def gradient_times_input(
 
 
 def scores_at(
-    model: Model, hidden: Float[Tensor, "N T E"], positions: Int[Tensor, "N"]
+    model: Any, hidden: Float[Tensor, "N T E"], positions: Int[Tensor, "N"]
 ) -> Float[Tensor, "N V"]:
     """The logits at one position of each row, or the scores of a task model's head."""
-    if not isinstance(model, TaskModel):
-        return backbone_of(model).logits(pooled(hidden, "last", positions, None))
+    if model.task is None:
+        return model.logits(pooled(hidden, "last", positions, None))
+    if model.task.task != "tag":
+        positions = torch.full_like(positions, answer_positions(model.task, hidden.shape[1])[0])
 
-    head = model.config.head
+    return model.scores(hidden, positions.unsqueeze(1), None, 1).flatten(1)
+
+
+def answer_positions(head: HeadConfig, tokens: int) -> range:
+    """The positions whose vectors a task head reads: all for tags, else the first or the last."""
     if head.task == "tag":
-        return model.scores(hidden, positions.unsqueeze(1), None, 1)[:, 0]
-
-    pooled_position = 0
+        return range(tokens)
     if head.pooling == "last":
-        pooled_position = hidden.shape[1] - 1
+        return range(tokens - 1, tokens)
 
-    rows = positions.new_full((len(positions), 1), pooled_position)
-    return model.scores(hidden, rows, None, 1).flatten(1)
+    return range(1)
 
 
 @contextmanager
@@ -158,18 +160,13 @@ def embedding_leaves(backbone: Any) -> Iterator[list[Tensor]]:
     """Collect the embeddings of each side as leaves of the graph; the source comes first."""
     embeddings: list[Tensor] = []
 
-    def as_leaf(value: Tensor, *_: Any) -> Tensor:
+    def as_leaf(module: Any, inputs: Any, value: Tensor) -> Tensor:
         embeddings.append(value.detach().requires_grad_())
         return embeddings[-1]
 
-    def forward_hook(module: Any, inputs: Any, value: Tensor) -> Tensor:
-        return as_leaf(value)
-
     with ExitStack() as hooks:
-        if isinstance(backbone, RNN):
-            for module in (backbone.source_embedding, backbone.embedding):
-                hooks.callback(module.register_forward_hook(forward_hook).remove)
-        else:
-            hooks.enter_context(add_hook(backbone, "*embedding.output", as_leaf))
+        for module in (getattr(backbone, "source_embedding", None), backbone.embedding):
+            if module is not None:
+                hooks.callback(module.register_forward_hook(as_leaf).remove)
 
         yield embeddings

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -13,32 +12,13 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from qkv.generation.generate import without_dropout
-from qkv.insight.inspect.hook_checks import require_hook
+from qkv.insight.inspect.hook_checks import hook_layers
 from qkv.insight.inspect.model_input import Reading, Side, hidden
-from qkv.models import GPT, RNN, TaskModel, Transformer
 from qkv.models.model import Model, backbone_of
-from qkv.nn.attention import Causal, all_of
+from qkv.models.sites import AttentionSite, attention_sites, mask_of
 
 GLANCE = 64
 """Largest number of rows and of columns in the overview of a head."""
-
-
-class AttentionSite(NamedTuple):
-    """Where a model attends: one kind of attention in all its layers."""
-
-    kind: str
-    """self, or for a translator encoder, decoder or cross."""
-    point: str
-    """Name of the attention module with {} for the layer: stack.blocks.{}.attention"""
-    depth: int
-    heads: int
-
-    def hook_point(self, layer: int, name: str) -> str:
-        """The name of a hook point, such as stack.blocks.3.attention.weights"""
-        if not self.point:
-            return name
-
-        return f"{self.point.format(layer)}.{name}"
 
 
 class CapturedAttention(NamedTuple):
@@ -63,32 +43,6 @@ class CapturedAttention(NamedTuple):
     """Mean attention distance |query - key| of each head in tokens; NaN for cross-attention."""
     names: tuple[str, ...] = ()
     """Names of the heads of every layer, if they have any besides their numbers."""
-
-
-def attention_sites(model: Model) -> list[AttentionSite]:
-    """The attention sites of a model, in the order of its modules."""
-    backbone = backbone_of(model)
-    if isinstance(backbone, RNN):
-        if backbone.config.attention == "none":
-            raise ValueError("attention: this RNN has none, so no token attends to any other")
-
-        return [AttentionSite("cross", "", 1, 1)]
-
-    heads = backbone.config.heads
-    if isinstance(backbone, Transformer):
-        encoder_depth = len(backbone.encoder.blocks)
-        decoder_depth = len(backbone.decoder.blocks)
-        return [
-            AttentionSite("encoder", "encoder.blocks.{}.attention", encoder_depth, heads),
-            AttentionSite("decoder", "decoder.blocks.{}.attention", decoder_depth, heads),
-            AttentionSite("cross", "decoder.blocks.{}.cross_attention", decoder_depth, heads),
-        ]
-
-    point = "stack.blocks.{}.attention"
-    if isinstance(model, TaskModel):
-        point = f"backbone.{point}"
-
-    return [AttentionSite("self", point, len(backbone.stack.blocks), heads)]
 
 
 def capture_attention(
@@ -128,10 +82,8 @@ def capture_attention(
 
     with torch.no_grad(), without_dropout(model), ExitStack() as hooks:
         for capture in captures:
-            for layer in capture.hooked_layers:
-                point = capture.site.hook_point(layer, "weights")
-                store = partial(capture.store, layer)
-                hooks.enter_context(require_hook(model, point, store, heads=capture.site.heads))
+            layers = capture.hooked_layers
+            hooks.enter_context(hook_layers(model, capture.site, "weights", capture.store, layers))
 
         hidden(model, reading)
 
@@ -154,32 +106,27 @@ class SiteCapture:
         if not overview:
             self.hooked_layers = sorted(self.kept_layers)
 
+        self.steps: list[Tensor] = []
+        """Weights of an RNN, which attends once for each target token."""
         self.weights: dict[int, Tensor] = {}
         self.overviews: list[Tensor] = []
         self.entropies: list[Tensor] = []
         self.distances: list[Tensor] = []
 
-    def store(self, layer: int, weights: Float[Tensor, "1 H T S"], name: str) -> None:
+    def store(self, weights: Float[Tensor, "1 H T S"], name: str, layer: int) -> None:
         """Hook: keep the weights of a layer, and summarise them."""
-        if not self.site.point:
-            self.append_step(layer, weights[0])
+        if self.site.stack:
+            self.keep(weights[0].float(), layer)
+        else:
+            self.steps.append(weights[0].float())
+
+    def keep(self, weights: Float[Tensor, "H T S"], layer: int) -> None:
+        """Keep the weights of a layer; compute overview, entropy and distance."""
+        if layer in self.kept_layers:
+            self.weights[layer] = weights.cpu()
+        if not self.overview:
             return
 
-        if layer in self.kept_layers:
-            self.weights[layer] = weights[0].float().cpu()
-
-        if self.overview:
-            self.summarise(weights[0].float())
-
-    def append_step(self, layer: int, weights: Float[Tensor, "H 1 S"]) -> None:
-        """Add one decode step of an RNN, which attends once for each target token."""
-        if layer in self.weights:
-            weights = torch.cat([self.weights[layer], weights], dim=1)
-
-        self.weights[layer] = weights
-
-    def summarise(self, weights: Float[Tensor, "H T S"]) -> None:
-        """Compute overview, entropy and distance of one layer."""
         self.overviews.append(pool_overview(weights).cpu())
         self.entropies.append(entropy(weights).cpu())
         self.distances.append(distance(weights, self.site.kind).cpu())
@@ -187,19 +134,14 @@ class SiteCapture:
     def attention(self, reading: Reading) -> CapturedAttention:
         """The result after the forward pass."""
         site = self.site
-        if not site.point:
-            self.finish_steps()
+        if self.steps:
+            self.keep(torch.cat(self.steps, dim=1), 0)
 
-        rows = columns = reading.text
-        if site.kind in ("encoder", "cross"):
-            assert reading.source is not None
-            columns = reading.source
-            rows = reading.rows if site.kind == "cross" else reading.source
-
+        rows = reading.rows if site.kind == "cross" else reading.queries(site.kind)
         return CapturedAttention(
             site.kind,
             rows,
-            columns,
+            reading.keys(site.kind),
             {layer: self.weights[layer] for layer in sorted(self.kept_layers)},
             site.depth,
             site.heads,
@@ -208,13 +150,6 @@ class SiteCapture:
             stack_or_empty(self.entropies, site.heads),
             stack_or_empty(self.distances, site.heads),
         )
-
-    def finish_steps(self) -> None:
-        """Summarise the weights of an RNN once all its decode steps are captured."""
-        for layer, weights in self.weights.items():
-            self.weights[layer] = weights.float().cpu()
-            if self.overview:
-                self.summarise(self.weights[layer])
 
     def is_causal(self) -> bool:
         """True if the first head of the first layers gives no weight to later tokens."""
@@ -266,8 +201,8 @@ def distance(weights: Float[Tensor, "H T S"], kind: str) -> Float[Tensor, "H"]:
 @contextmanager
 def unmasked(model: Model) -> Iterator[None]:
     """Remove the causal mask of a GPT while the context is open: tokens attend to later ones."""
-    backbone = backbone_of(model)
-    if not isinstance(backbone, GPT):
+    backbone: Any = backbone_of(model)
+    if not backbone.is_causal:
         raise ValueError(
             "mask: only a GPT's causal mask can be removed, and this is a "
             f"{type(backbone).__name__}"
@@ -275,10 +210,7 @@ def unmasked(model: Model) -> Iterator[None]:
 
     already_unmasked = "mask" in backbone.__dict__
 
-    def without_mask(padding_mask: Tensor | None, documents: Tensor | None) -> object:
-        return all_of(backbone.config.sparsity())
-
-    backbone.mask = without_mask  # type: ignore[method-assign, assignment]
+    backbone.mask = lambda padding_mask, documents: backbone.config.sparsity()
 
     try:
         yield
@@ -292,17 +224,7 @@ def visible(model: Model, kind: str, query: Int[Tensor, "T"], S: int) -> Bool[Te
 
     `kind` is self, or for a translator encoder or decoder.
     """
-    backbone = backbone_of(model)
-    if isinstance(backbone, RNN):
-        raise ValueError("model: an RNN has no self-attention; expected another model")
-
-    if not isinstance(backbone, Transformer):
-        mask = backbone.mask(None, None)
-    elif kind == "decoder":
-        mask = all_of(Causal(), backbone.config.sparsity())
-    else:
-        mask = all_of(None, backbone.config.sparsity())
-
+    mask = mask_of(model, kind)
     if mask is None:
         return torch.ones(len(query), S, dtype=torch.bool)
 

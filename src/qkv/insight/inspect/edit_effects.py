@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -13,10 +14,10 @@ from torch import Tensor
 from qkv.generation.fill import Guess
 from qkv.generation.generate import without_dropout
 from qkv.insight.inspect.attention_edits import Edit, apply_edits, check_edit
-from qkv.insight.inspect.logit_lens import POSITIONS_PER_CHUNK, predicts_tokens, top_tokens
+from qkv.insight.inspect.attribution import answer_positions
+from qkv.insight.inspect.logit_lens import POSITIONS_PER_CHUNK, top_guesses, top_tokens
 from qkv.insight.inspect.model_input import Reading, hidden, ids_of
-from qkv.models import BERT, GPT, RNN, TaskModel, Transformer
-from qkv.models.model import Model, backbone_of
+from qkv.models.model import Model
 from qkv.text.tokenizer import Tokenizer
 
 
@@ -135,16 +136,15 @@ def predict(
 ) -> Prediction:
     """The predictions of a model for a text, with the loss and the greedy continuation."""
     vectors = hidden(model, reading)[0]  # (T, E)
-    if isinstance(model, TaskModel):
+    if model.task is not None:
         scores, guesses = predict_classes(model, vectors, top)
         return Prediction(vectors, scores, guesses, None, None)
-    if not predicts_tokens(model):
+    if model.predicts is None:
         return Prediction(vectors, None, None, None, None)
 
-    backbone = backbone_of(model)
-    scores = backbone.logits(vectors)[:, : tokenizer.vocabulary].float()
+    scores = model.logits(vectors)[:, : tokenizer.vocabulary].float()
     guesses = top_tokens(model, tokenizer, vectors, top)
-    if isinstance(backbone, BERT):
+    if model.predicts == "masked":
         return Prediction(vectors, scores, guesses, None, None)
 
     loss = text = None
@@ -152,58 +152,38 @@ def predict(
     if len(ids) > 1:
         loss = float(F.cross_entropy(scores[:-1], ids[1:]))
     if length:
-        text = continue_greedily(backbone, tokenizer, reading, length)
+        text = continue_greedily(model, tokenizer, reading, length)
 
     return Prediction(vectors, scores, guesses, loss, text)
 
 
 def predict_classes(
-    model: TaskModel, vectors: Float[Tensor, "T E"], top: int
+    model: Any, vectors: Float[Tensor, "T E"], top: int
 ) -> tuple[Float[Tensor, "N C"], list[list[Guess]]]:
     """The classes of a task model: at each position for a tagger, one prediction for others."""
-    head = model.config.head
+    head = model.task
     if head.numbers or head.task == "choice":
         raise ValueError(
             f"model: its task is {head.task}, which has no classes to compare; expected another"
         )
 
-    if head.task == "tag":
-        positions = torch.arange(len(vectors))
-    elif head.pooling == "last":
-        positions = torch.tensor([len(vectors) - 1])
-    else:
-        positions = torch.tensor([0])
-
-    rows = positions.unsqueeze(0).to(vectors.device)
+    rows = torch.tensor([answer_positions(head, len(vectors))], device=vectors.device)
     scores = model.scores(vectors.unsqueeze(0), rows, None, 1)[0]  # (N, C)
-    best, classes = scores.softmax(-1).topk(min(top, len(head.labels)))
 
-    guesses = []
-    for row, row_best in zip(classes.tolist(), best.tolist(), strict=True):
-        pairs = zip(row, row_best, strict=True)
-        guesses.append([Guess(head.labels[number], number, value) for number, value in pairs])
-
-    return scores, guesses
+    return scores, top_guesses(scores.softmax(-1), top, head.labels.__getitem__)
 
 
-def continue_greedily(
-    backbone: GPT | Transformer | RNN, tokenizer: Tokenizer, reading: Reading, length: int
-) -> str:
+def continue_greedily(model: Model, tokenizer: Tokenizer, reading: Reading, length: int) -> str:
     """Generate greedily without a KV cache, so that the tokens of an edit keep their positions."""
-    arguments = ids_of(backbone, reading)
-    ids = arguments["target"][:, :1] if reading.source is not None else arguments["ids"]  # (1, T)
-    limit = None
-    if not isinstance(backbone, RNN):
-        limit = backbone.config.context
+    *source, ids = ids_of(model, reading).values()
+    if source:
+        ids = ids[:, :1]  # the start token of the target
 
+    limit = getattr(model.config, "context", math.inf)
     generated: list[int] = []
-    while len(generated) < length and (limit is None or ids.shape[1] < limit):
-        if isinstance(backbone, GPT):
-            vectors = backbone.hidden(ids)
-        else:
-            vectors = backbone.hidden(arguments["source"], ids)
-
-        id = int(backbone.logits(vectors[:, -1])[0, : tokenizer.vocabulary].argmax())
+    while len(generated) < length and ids.shape[1] < limit:
+        vectors = model.hidden(*source, ids)
+        id = int(model.logits(vectors[:, -1])[0, : tokenizer.vocabulary].argmax())
         if id == tokenizer.end:
             break
 

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 
 from torch import Tensor, nn
 
+from qkv.models.sites import AttentionSite
 from qkv.nn.hooks import CapturedValues, add_hook, hook_points
 
 
@@ -68,6 +70,24 @@ def require_hook(
             f'{owner} never sent its {name} through the hook point "{name}", so they cannot be '
             f'read or changed; in its forward write {name} = self.hooks("{name}", {name})'
         )
+
+
+@contextmanager
+def hook_layers(
+    model: nn.Module,
+    site: AttentionSite,
+    name: str,
+    hook: Callable[..., Tensor | None],
+    layers: Iterable[int] | None = None,
+) -> Iterator[None]:
+    """Require a hook in each layer of a site, by default in all; it also gets `layer`."""
+    with ExitStack() as hooks:
+        for layer in range(site.depth) if layers is None else layers:
+            point = site.hook_point(layer, name)
+            of_layer = partial(hook, layer=layer)
+            hooks.enter_context(require_hook(model, point, of_layer, heads=site.heads))
+
+        yield
 
 
 @contextmanager

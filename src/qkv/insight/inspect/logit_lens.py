@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import partial
 
 import torch
 from jaxtyping import Float
@@ -11,9 +13,8 @@ from torch import Tensor
 from qkv.generation.fill import Guess
 from qkv.generation.generate import without_dropout
 from qkv.insight.inspect.model_input import Reading, hidden, readable_token
-from qkv.models import BERT, RNN, TaskModel, Transformer
 from qkv.models.model import Model, backbone_of
-from qkv.nn.block import Stack
+from qkv.models.sites import first_residual, output_stack, predicts_tokens
 from qkv.nn.hooks import CapturedValues, capture
 from qkv.text.tokenizer import Tokenizer
 
@@ -21,32 +22,9 @@ POSITIONS_PER_CHUNK = 128
 """Positions whose logits are computed together; each has the width of the vocabulary."""
 
 
-def predicts_tokens(model: Model) -> bool:
-    """Whether the model has an output layer for tokens; a BERT without its head has none."""
-    backbone = backbone_of(model)
-    return not (isinstance(backbone, BERT) and backbone.head is None)
-
-
-def stack_of(model: Model) -> tuple[str, Stack] | None:
-    """The stack that leads to the output, with its name in the model; None for an RNN."""
-    backbone = backbone_of(model)
-    if isinstance(backbone, RNN):
-        return None
-    if isinstance(backbone, Transformer):
-        return "decoder", backbone.decoder
-    if isinstance(model, TaskModel):
-        return "backbone.stack", backbone.stack
-
-    return "stack", backbone.stack
-
-
-def first_residual(model: Model) -> str:
-    """The hook point of the residual stream before the first block."""
-    named_stack = stack_of(model)
-    if named_stack is None:
-        raise ValueError("layers: an RNN has no residual stream")
-
-    return f"{named_stack[0]}.blocks.0.before"
+def makes_predictions(model: Model) -> bool:
+    """Whether the model predicts tokens, or answers with its task head."""
+    return predicts_tokens(model) or model.task is not None
 
 
 def residuals(model: Model) -> AbstractContextManager[CapturedValues]:
@@ -113,7 +91,7 @@ def logit_lens(
         (2, 2)
     """
     check_lens(model, top)
-    named_stack = stack_of(model)
+    named_stack = output_stack(model)
     if named_stack is None:
         return [next_tokens(model, tokenizer, reading, top=top)]
 
@@ -137,16 +115,22 @@ def top_tokens(
     # The output layer of some models is wider than the tokenizer's vocabulary.
     vocabulary = min(tokenizer.vocabulary, backbone.config.vocabulary)
     result: list[list[Guess]] = []
-
     for chunk in vectors.split(POSITIONS_PER_CHUNK):
         probability = backbone.logits(chunk).float().softmax(-1)[:, :vocabulary]  # (T, V)
-        best, ids = probability.topk(min(top, vocabulary))  # (T, top)
-        for row_ids, row_best in zip(ids.tolist(), best.tolist(), strict=True):
-            guesses = []
-            for id, value in zip(row_ids, row_best, strict=True):
-                guesses.append(Guess(readable_token(tokenizer, id), id, value))
+        result += top_guesses(probability, top, partial(readable_token, tokenizer))
 
-            result.append(guesses)
+    return result
+
+
+def top_guesses(
+    probability: Float[Tensor, "N C"], top: int, name: Callable[[int], str]
+) -> list[list[Guess]]:
+    """The likeliest tokens or classes of each row; `name` is the text of one."""
+    best, ids = probability.topk(min(top, probability.shape[1]))  # (N, top)
+    result = []
+    for row_ids, row_best in zip(ids.tolist(), best.tolist(), strict=True):
+        pairs = zip(row_ids, row_best, strict=True)
+        result.append([Guess(name(id), id, value) for id, value in pairs])
 
     return result
 

@@ -16,7 +16,6 @@ from qkv.generation.prompts import check_text
 from qkv.generation.text import prompt_ids
 from qkv.generation.translate import source_ids, translate_texts
 from qkv.insight.inspect.whole_words import WholeWord, whole_words
-from qkv.models import BERT, GPT, RNN, TaskModel, Transformer
 from qkv.models.model import Model, backbone_of
 from qkv.text.tokenizer import Tokenizer
 
@@ -54,6 +53,14 @@ class Reading(NamedTuple):
         """
         return self.chosen or self.text
 
+    def queries(self, kind: str) -> Side:
+        """The tokens that attend, in this kind of attention."""
+        return self.source if kind == "encoder" and self.source is not None else self.text
+
+    def keys(self, kind: str) -> Side:
+        """The tokens that are attended to, in this kind of attention."""
+        return self.source if kind == "cross" and self.source is not None else self.queries(kind)
+
 
 # From texts to token ids
 
@@ -87,9 +94,8 @@ def read(
         >>> insight.read(model, tokenizer, "the cat sat").text.tokens
         ('the', 'cat', 'sat')
     """
-    check_texts(texts, source, target)
-
-    if isinstance(model, Transformer | RNN):
+    check_texts([*(("text", text) for text in texts), ("source", source), ("target", target)])
+    if model.has_source:
         if source is None and len(texts) == 1:
             source = texts[0]
         elif texts or source is None:
@@ -108,28 +114,22 @@ def read(
     if not texts or not all(text.strip() for text in texts):
         raise ValueError("text: there is nothing to read; expected a text")
 
-    if isinstance(model, TaskModel):
+    if model.task is not None:
         return read_framed(model, tokenizer, texts)
-    if isinstance(model, GPT):
-        return read_prompt(model, tokenizer, texts)
 
-    reading = read_sentences(model, tokenizer, texts)
+    reading = (read_prompt if model.is_causal else read_sentences)(model, tokenizer, texts)
     check_length(model, reading)
     return reading
 
 
-def check_texts(texts: Sequence[str], source: str | None, target: str | None) -> None:
+def check_texts(named: Sequence[tuple[str, str | None]]) -> None:
     """Raise if a text is not a string that can be encoded."""
-    for text in texts:
-        check_text(text, "text")
-
-    if source is not None:
-        check_text(source, "source")
-    if target is not None:
-        check_text(target, "target")
+    for name, text in named:
+        if text is not None:
+            check_text(text, name)
 
 
-def check_length(model: GPT | BERT, reading: Reading) -> None:
+def check_length(model: Model, reading: Reading) -> None:
     """Raise if the text is longer than the context, which is one segment of a Transformer-XL."""
     tokens = len(reading.text.ids)
     context = model.config.context
@@ -139,27 +139,19 @@ def check_length(model: GPT | BERT, reading: Reading) -> None:
         )
 
 
-def read_prompt(model: GPT, tokenizer: Tokenizer, texts: Sequence[str]) -> Reading:
+def read_prompt(model: Model, tokenizer: Tokenizer, texts: Sequence[str]) -> Reading:
     """The input of a GPT: one text, after a start token if the tokenizer uses one."""
     if len(texts) > 1:
         raise ValueError(
             f"text: a GPT reads one text, not {len(texts)}; put quotation marks around it"
         )
 
-    reading = Reading(make_side(tokenizer, prompt_ids(tokenizer, texts[0])))
-    check_length(model, reading)
-    return reading
+    return Reading(make_side(tokenizer, prompt_ids(tokenizer, texts[0])))
 
 
-def read_pair(
-    model: Transformer | RNN, tokenizer: Tokenizer, source: str, target: str | None
-) -> Reading:
+def read_pair(model: Any, tokenizer: Tokenizer, source: str, target: str | None) -> Reading:
     """The input of a translator; without a target the model translates the source itself."""
-    if tokenizer.start is None or tokenizer.end is None:
-        raise ValueError(
-            "tokenizer: a translator needs a start and an end token, and this one lacks them"
-        )
-
+    start, end = translation_ends(tokenizer)
     for name, text in (("source", source), ("target", target)):
         if text is not None and not text.strip():
             raise ValueError(f"{name}: there is nothing to read; expected a sentence")
@@ -171,16 +163,26 @@ def read_pair(
     else:
         target_ids = tokenizer.encode(target)
 
-    target_ids = [id for id in target_ids if id != tokenizer.end]
+    target_ids = [id for id in target_ids if id != end]
 
     return Reading(
-        make_side(tokenizer, [tokenizer.start, *target_ids]),
+        make_side(tokenizer, [start, *target_ids]),
         make_side(tokenizer, encoded_source),
-        chosen=make_side(tokenizer, [*target_ids, tokenizer.end]),
+        chosen=make_side(tokenizer, [*target_ids, end]),
     )
 
 
-def read_sentences(model: BERT, tokenizer: Tokenizer, texts: Sequence[str]) -> Reading:
+def translation_ends(tokenizer: Tokenizer) -> tuple[int, int]:
+    """The start and the end token of a translator."""
+    if tokenizer.start is None or tokenizer.end is None:
+        raise ValueError(
+            "tokenizer: a translator needs a start and an end token, and this one lacks them"
+        )
+
+    return tokenizer.start, tokenizer.end
+
+
+def read_sentences(model: Model, tokenizer: Tokenizer, texts: Sequence[str]) -> Reading:
     """[CLS] text [SEP], or [CLS] text [SEP] text [SEP]; [mask] in a text is the mask token."""
     if len(texts) > 2:
         raise ValueError(
@@ -206,7 +208,7 @@ def read_sentences(model: BERT, tokenizer: Tokenizer, texts: Sequence[str]) -> R
     return Reading(make_side(tokenizer, ids))
 
 
-def read_framed(model: TaskModel, tokenizer: Tokenizer, texts: Sequence[str]) -> Reading:
+def read_framed(model: Model, tokenizer: Tokenizer, texts: Sequence[str]) -> Reading:
     """The input of a task model with its special tokens.
 
     If the task has several sequences (both orders of a pair, all choices), this is the first.
@@ -258,31 +260,23 @@ def frame_tokens(model: Model, tokenizer: Tokenizer) -> dict[str, FrameTokens]:
     The key is `self`, or for a translator `encoder` and `decoder`. A task model reads a single
     text, whatever its task.
     """
-    start = tokenizer.start
-    if isinstance(model, TaskModel):
-        head = model.config.head
-        return {"self": as_frame(head.start, head.extract)}
-    if isinstance(model, GPT):
-        if not tokenizer.adds_start_token:
-            start = None
-        return {"self": as_frame(start, None)}
-    if isinstance(model, BERT):
-        return {"self": as_frame(start, tokenizer.end)}
-    if isinstance(model, RNN):
+    if not model.stacks:
         raise ValueError("model: an RNN has no self-attention; expected another model")
 
-    return {"encoder": as_frame(None, tokenizer.end), "decoder": as_frame(start, None)}
+    start = tokenizer.start
+    if model.task is not None:
+        return {"self": as_frame(model.task.start, model.task.extract)}
+    if model.has_source:
+        return {"encoder": as_frame(None, tokenizer.end), "decoder": as_frame(start, None)}
+    if not model.is_causal:
+        return {"self": as_frame(start, tokenizer.end)}
+
+    return {"self": as_frame(start if tokenizer.adds_start_token else None, None)}
 
 
 def as_frame(before: int | None, after: int | None) -> FrameTokens:
     """FrameTokens of at most one token on each side."""
-    frame = FrameTokens([], [])
-    if before is not None:
-        frame.before.append(before)
-    if after is not None:
-        frame.after.append(after)
-
-    return frame
+    return FrameTokens(*([id] if id is not None else [] for id in (before, after)))
 
 
 # Readable tokens
@@ -337,16 +331,7 @@ def ids_of(model: Model, reading: Reading) -> dict[str, Any]:
 
 def hidden(model: Model, reading: Reading) -> Float[Tensor, "1 T E"]:
     """Run the forward pass up to the output layer; hooks see it."""
-    return hidden_of(model, ids_of(model, reading))
-
-
-def hidden_of(model: Model, arguments: dict[str, Any]) -> Float[Tensor, "B T E"]:
-    """Run the forward pass up to the output layer for any batch; arguments as from `ids_of`."""
-    backbone = backbone_of(model)
-    if isinstance(backbone, Transformer | RNN):
-        return backbone.hidden(**arguments)
-
-    return backbone.hidden(**arguments)
+    return backbone_of(model).hidden(**ids_of(model, reading))
 
 
 def logits(model: Model, reading: Reading) -> Float[Tensor, "1 T V"]:

@@ -8,7 +8,6 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from qkv.models import BERT, GPT, RNN, Transformer
 from qkv.models.model import Model, backbone_of
 from qkv.nn.attention.relative import RelativePosition
 from qkv.nn.position import Learned, Sinusoidal, alibi_slopes, rotary_angles, sinusoidal
@@ -17,7 +16,7 @@ POSITIONS = 256
 """Number of positions in the table; fewer if the model has fewer."""
 
 
-class PositionEncoding(NamedTuple):
+class PositionTable(NamedTuple):
     """The positional encoding of a model."""
 
     kind: str
@@ -33,13 +32,13 @@ class PositionEncoding(NamedTuple):
     """What the similarity measures."""
 
 
-def position_encoding(model: Model, positions: int = POSITIONS) -> PositionEncoding:
+def position_encoding(model: Model, positions: int = POSITIONS) -> PositionTable:
     """The positional encoding of a model; raises if it has none.
 
     An RNN has none, nor has a model with position="none".
     """
     backbone = backbone_of(model)
-    if isinstance(backbone, RNN):
+    if not backbone.stacks:
         raise ValueError(
             "position: an RNN reads one token after the other and has no positional encoding"
         )
@@ -60,14 +59,13 @@ def position_encoding(model: Model, positions: int = POSITIONS) -> PositionEncod
             return rotary_encoding(backbone, distance)
         if config.position == "alibi":
             bias = -alibi_slopes(config.heads).unsqueeze(1) * distance  # (H, P)
-            return PositionEncoding("alibi", bias.T, "head", bias, "number added to the score")
+            return PositionTable("alibi", bias.T, "head", bias, "number added to the score")
 
-        assert isinstance(backbone, GPT)
         first = next(part for part in backbone.modules() if isinstance(part, RelativePosition))
         return relative_encoding(first, distance)
 
 
-def absolute_encoding(backbone: GPT | BERT | Transformer, positions: int) -> PositionEncoding:
+def absolute_encoding(backbone: Model, positions: int) -> PositionTable:
     """Learned or sinusoidal vectors, with their mean cosine similarity by distance."""
     module = backbone.embedding.position
     assert isinstance(module, Learned | Sinusoidal)
@@ -78,14 +76,12 @@ def absolute_encoding(backbone: GPT | BERT | Transformer, positions: int) -> Pos
     table = module(numbers).float().cpu()  # (P, E)
     similarity = cosine_by_distance(table).unsqueeze(0)
 
-    return PositionEncoding(
+    return PositionTable(
         backbone.config.position, table, "dimension", similarity, "cosine similarity"
     )
 
 
-def rotary_encoding(
-    backbone: GPT | BERT | Transformer, distance: Int[Tensor, "P"]
-) -> PositionEncoding:
+def rotary_encoding(backbone: Model, distance: Int[Tensor, "P"]) -> PositionTable:
     """The cosines of the rotary angles; their mean is the similarity."""
     config = backbone.config
     width = config.width_of_head
@@ -95,17 +91,17 @@ def rotary_encoding(
     similarity = table.mean(1).unsqueeze(0)
     meaning = "similarity of a vector to itself, turned"
 
-    return PositionEncoding("rotary", table, "pair of dimensions", similarity, meaning)
+    return PositionTable("rotary", table, "pair of dimensions", similarity, meaning)
 
 
-def relative_encoding(part: RelativePosition, distance: Int[Tensor, "P"]) -> PositionEncoding:
+def relative_encoding(part: RelativePosition, distance: Int[Tensor, "P"]) -> PositionTable:
     """Transformer-XL's v.r_d of the first layer: what a distance adds to every score, by head."""
     waves = sinusoidal(distance, part.width, "halves").to(part.r.weight)  # (P, E)
     heads, _, D = part.v.shape
     r = part.r(waves).view(-1, heads, D)  # (P, H, D)
     bias = ((r * part.v.squeeze(1)).sum(-1) / D**0.5).float().cpu()  # (P, H)
 
-    return PositionEncoding("relative", bias, "head", bias.T, "number added to the score")
+    return PositionTable("relative", bias, "head", bias.T, "number added to the score")
 
 
 def cosine_by_distance(table: Float[Tensor, "P N"]) -> Float[Tensor, "P"]:

@@ -10,10 +10,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from qkv.generation.generate import without_dropout
-from qkv.insight.inspect.logit_lens import first_residual, predicts_tokens, residuals
+from qkv.insight.inspect.logit_lens import residuals
 from qkv.insight.inspect.model_input import Reading, hidden, ids_of
-from qkv.models import BERT
 from qkv.models.model import Model, backbone_of
+from qkv.models.sites import first_residual, predicts_tokens
 from qkv.nn.hooks import add_hook
 
 
@@ -52,7 +52,7 @@ def residual_norms(model: Model, reading: Reading) -> Norms:
     """
     arguments = ids_of(model, reading)
     ids = arguments["target"] if reading.source is not None else arguments["ids"]
-    bidirectional = isinstance(backbone_of(model), BERT)
+    bidirectional = backbone_of(model).predicts == "masked"
     has_loss = predicts_tokens(model) and (bidirectional or ids.shape[1] > 1)
 
     with torch.set_grad_enabled(has_loss), without_dropout(model):

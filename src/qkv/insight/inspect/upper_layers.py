@@ -9,27 +9,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from qkv.models import RNN, Transformer
 from qkv.models.model import Model, backbone_of
+from qkv.models.sites import stack_with
 from qkv.nn.block import Stack
 from qkv.nn.hooks import CapturedValues, add_hook
 
 TOKENS = 2**11
 """Tokens of one forward pass on a CPU."""
 TOKENS_ON_GPU = 2**15
-
-
-def stack_with(model: Model, kind: str) -> Stack:
-    """The stack of blocks with this kind of attention: self, encoder, decoder or cross."""
-    backbone = backbone_of(model)
-    if isinstance(backbone, RNN):
-        raise ValueError("model: an RNN has one attention and no layers of heads; expected another")
-    if not isinstance(backbone, Transformer):
-        return backbone.stack
-    if kind == "encoder":
-        return backbone.encoder
-
-    return backbone.decoder
 
 
 def copies_per_pass(tokens: int, device: torch.device) -> int:
@@ -39,6 +26,12 @@ def copies_per_pass(tokens: int, device: torch.device) -> int:
         limit = TOKENS_ON_GPU
 
     return max(1, limit // tokens)
+
+
+def chunks_of(count: int, size: int) -> Iterator[range]:
+    """The numbers below `count` in ranges of at most `size`."""
+    for first in range(0, count, size):
+        yield range(first, min(first + size, count))
 
 
 def repeated(tensor: Tensor, times: int) -> Tensor:
@@ -59,19 +52,15 @@ def starting_at(
         captured: The values at "before" of each block of the backbone for the same batch.
         copies: The forward passes read this number of copies of that batch.
     """
-    backbone = backbone_of(model)
-    first_block = {"stack": layer}
-    if isinstance(backbone, Transformer):
-        if kind == "encoder":
-            first_block = {"encoder": layer}
-        else:
-            # The decoder is changed: of the encoder only the last block runs.
-            first_block = {"encoder": len(backbone.encoder.blocks) - 1, "decoder": layer}
-
+    changed = stack_with(model, kind)
     with ExitStack() as stacks:
-        for name, first in first_block.items():
+        for name, stack in backbone_of(model).stacks.items():
+            # Of an encoder below a changed decoder only the last block runs.
+            first = layer if stack is changed else len(stack.blocks) - 1
             before = repeated(captured[f"{name}.blocks.{first}.before"], copies)  # (copies*B, T, E)
-            stacks.enter_context(upper_blocks(getattr(backbone, name), first, before))
+            stacks.enter_context(upper_blocks(stack, first, before))
+            if stack is changed:
+                break
 
         yield
 

@@ -44,22 +44,9 @@ def join_words(
     weights: Float[Tensor, "*n T S"], rows: Sequence[WholeWord], columns: Sequence[WholeWord]
 ) -> Float[Tensor, "*n W X"]:
     """Attention between whole words: columns are summed, rows averaged; a row still sums to 1."""
-    return mean_rows(sum_columns(weights, columns), rows)
-
-
-def sum_columns(
-    weights: Float[Tensor, "*n T S"], words: Sequence[WholeWord]
-) -> Float[Tensor, "*n T X"]:
-    """Sum the columns of the tokens of each word."""
-    return weights @ membership(words, weights.shape[-1], weights).T
-
-
-def mean_rows(
-    weights: Float[Tensor, "*n T S"], words: Sequence[WholeWord]
-) -> Float[Tensor, "*n W S"]:
-    """Average the rows of the tokens of each word."""
-    member = membership(words, weights.shape[-2], weights)
-    return (member / member.sum(1, keepdim=True)) @ weights
+    summed = weights @ membership(columns, weights.shape[-1], weights).T  # (*n, T, X)
+    member = membership(rows, weights.shape[-2], weights)  # (W, T)
+    return (member / member.sum(1, keepdim=True)) @ summed
 
 
 def membership(words: Sequence[WholeWord], tokens: int, like: Tensor) -> Float[Tensor, "W T"]:

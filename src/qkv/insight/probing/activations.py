@@ -10,10 +10,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Literal, Protocol, runtime_checkable
+from typing import Literal
 
 import numpy as np
 import torch
@@ -23,9 +23,9 @@ from torch import Tensor
 from qkv import storage
 from qkv.data.tokens.prepare import cache_folder
 from qkv.generation.generate import without_dropout
-from qkv.models import RNN, TaskModel, Transformer
 from qkv.models.heads import pooled
 from qkv.models.model import Model, backbone_of
+from qkv.models.sites import input_stack
 from qkv.nn.hooks import capture
 
 ActivationStorage = Literal["disk", "memory", "recompute"]
@@ -34,6 +34,10 @@ BLOCK = 2048
 """Approximate number of vectors in a block, which consists of whole texts."""
 TOKENS = 8192
 """Tokens of one forward pass, with padding."""
+
+
+def ignore(*_: object) -> None:
+    """A progress callback that does nothing."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,24 +69,20 @@ class ProbeData:
         """The end of each text's vectors among those of all texts."""
         return np.cumsum(list(map(len, self.positions)), dtype=np.int64)
 
-    def begin(self, text: int) -> int:
-        """The first of a text's vectors among those of all texts."""
-        if text == 0:
-            return 0
-
-        return int(self.ends[text - 1])
+    def span(self, texts: range) -> range:
+        """The vectors of consecutive texts among those of all texts."""
+        begin = int(self.ends[texts.start - 1]) if texts.start else 0
+        return range(begin, int(self.ends[texts.stop - 1]))
 
     def shuffled(self, seed: int = 0) -> ProbeData:
         """The same texts in random order, so that each block is a sample of all texts."""
         order = np.random.default_rng(seed).permutation(len(self)).tolist()
-        targets = [self.targets[self.begin(text) : self.ends[text]] for text in order]
-
-        return ProbeData(
-            [self.ids[text] for text in order],
-            [self.positions[text] for text in order],
-            np.concatenate(targets),
-            self.padding,
-            self.mean,
+        targets = np.split(self.targets, self.ends[:-1])
+        return replace(
+            self,
+            ids=[self.ids[text] for text in order],
+            positions=[self.positions[text] for text in order],
+            targets=np.concatenate([targets[text] for text in order]),
         )
 
     def blocks(self, size: int = BLOCK) -> list[range]:
@@ -101,27 +101,21 @@ def layers_of(model: Model) -> dict[str, str]:
     The names are "embedding", then "0", "1" ... for the blocks, and "norm" for the output of the
     final norm, if there is one. A translator has the layers of its encoder.
     """
-    backbone = backbone_of(model)
-    if isinstance(backbone, RNN):
+    named_stack = input_stack(model)
+    if named_stack is None:
         # The embedding has no hook point, and of the layers only the last one has.
-        return {"embedding": "", str(backbone.config.depth - 1): "encoder"}
+        return {"embedding": "", str(model.config.depth - 1): "encoder"}
 
-    if isinstance(backbone, Transformer):
-        stack = backbone.encoder
-        stack_name = "encoder"
-        embedding = "embedding" if backbone.source_embedding is None else "source_embedding"
-    else:
-        stack = backbone.stack
-        stack_name = "stack"
-        embedding = "embedding"
-
-    prefix = "backbone." if isinstance(model, TaskModel) else ""
-    points = {"embedding": f"{prefix}{embedding}.output"}
+    name, stack = named_stack
+    own_embedding = getattr(backbone_of(model), "source_embedding", None)
+    embedding = "embedding" if own_embedding is None else "source_embedding"
+    *prefix, _ = name.split(".")  # of a task model's backbone
+    points = {"embedding": ".".join([*prefix, embedding, "output"])}
     for number in range(len(stack.blocks)):
-        points[str(number)] = f"{prefix}{stack_name}.blocks.{number}.after"
+        points[str(number)] = f"{name}.blocks.{number}.after"
 
     if stack.norm is not None:
-        points["norm"] = f"{prefix}{stack_name}.output"
+        points["norm"] = f"{name}.output"
 
     return points
 
@@ -145,17 +139,15 @@ def capture_layers(
 ) -> list[Float[Tensor, "B T E"]]:
     """Run one batch, and return the activations of the layers."""
     points = layers_of(model)
-    backbone = backbone_of(model)
     hooked = {points[layer] for layer in layers if points[layer]}
-
     with capture(model, *hooked) as captured:
-        if isinstance(backbone, RNN):
-            backbone.start(ids, padding_mask)
-            captured[""] = backbone.source_embedding(ids)
-        elif isinstance(backbone, Transformer):
-            backbone.encode(ids, padding_mask)
+        if model.has_source:
+            model.start(ids, padding_mask)
         else:
-            backbone.hidden(ids, padding_mask=padding_mask)
+            backbone_of(model).hidden(ids, padding_mask=padding_mask)
+
+    if "" in points.values():  # the embedding of an RNN
+        captured[""] = model.get_submodule("source_embedding")(ids)
 
     return [captured[points[layer]] for layer in layers]
 
@@ -164,14 +156,13 @@ def block_vectors(
     model: Model, texts: ProbeData, block: range, layers: Sequence[str]
 ) -> Float[Tensor, "L n E"]:
     """The vectors of a block of texts in their order; texts of similar length run together."""
-    begin = texts.begin(block.start)
-    count = int(texts.ends[block.stop - 1]) - begin
+    span = texts.span(block)
     width = backbone_of(model).config.width
-    vectors = torch.empty(len(layers), count, width, device=next(model.parameters()).device)
+    vectors = torch.empty(len(layers), len(span), width, device=next(model.parameters()).device)
 
     for batch in batches_of_block(texts, block):
-        rows = [np.arange(texts.begin(text), texts.ends[text]) - begin for text in batch]
-        into = torch.from_numpy(np.concatenate(rows)).to(vectors.device)
+        rows = [np.array(texts.span(range(text, text + 1))) for text in batch]
+        into = torch.from_numpy(np.concatenate(rows) - span.start).to(vectors.device)
         for number, values in enumerate(batch_vectors(model, texts, batch, layers)):
             vectors[number, into] = values.to(vectors.dtype)
 
@@ -221,20 +212,27 @@ def batches_of_block(texts: ProbeData, block: range) -> Iterator[list[int]]:
 # Three ways to provide them
 
 
-@runtime_checkable  # the tests check the type of every argument
-class Activations(Protocol):
+class Activations:
     """Vectors of texts by layer, block by block."""
 
-    texts: ProbeData
-    blocks: list[range]
-    layers: tuple[str, ...]
-    together: bool
+    together = False
     """True if all layers cost as much as one."""
 
-    def read(self, block: int, layers: Sequence[str]) -> Float[Tensor, "L n E"]: ...
+    def __init__(self, texts: ProbeData, layers: Sequence[str], blocks: list[range]) -> None:
+        self.texts = texts
+        self.layers = tuple(layers)
+        self.blocks = blocks
+
+    def span(self, block: int) -> range:
+        """The vectors of a block among those of all texts."""
+        return self.texts.span(self.blocks[block])
+
+    def read(self, block: int, layers: Sequence[str]) -> Float[Tensor, "L n E"]:
+        """The vectors of one block."""
+        raise NotImplementedError
 
 
-class RecomputedActivations:
+class RecomputedActivations(Activations):
     """Runs the model on a block whenever it is read."""
 
     together = True
@@ -242,64 +240,51 @@ class RecomputedActivations:
     def __init__(
         self, model: Model, texts: ProbeData, layers: Sequence[str], block: int = BLOCK
     ) -> None:
+        super().__init__(texts, layers, texts.blocks(block))
         self.model = model
-        self.texts = texts
-        self.layers = tuple(layers)
-        self.blocks = texts.blocks(block)
 
     def read(self, block: int, layers: Sequence[str]) -> Float[Tensor, "L n E"]:
-        """The vectors of one block."""
         with without_dropout(self.model):
             return block_vectors(self.model, self.texts, self.blocks[block], layers)
 
 
-class ActivationsInMemory:
+class ActivationsInMemory(Activations):
     """Computes all blocks once, and keeps them in memory."""
 
-    together = False
-
     def __init__(
-        self, source: RecomputedActivations, advance: Callable[[int], object] | None = None
+        self, source: RecomputedActivations, advance: Callable[[int], object] = ignore
     ) -> None:
-        self.texts = source.texts
-        self.layers = source.layers
-        self.blocks = source.blocks
+        super().__init__(source.texts, source.layers, source.blocks)
         self.vectors: list[Tensor] = []  # (L, n, E) each
         for number, block in enumerate(self.blocks):
             self.vectors.append(source.read(number, self.layers))
-            if advance is not None:
-                advance(len(block))
+            advance(len(block))
 
     def read(self, block: int, layers: Sequence[str]) -> Float[Tensor, "L n E"]:
-        """The vectors of one block."""
         return self.vectors[block][[self.layers.index(layer) for layer in layers]]
 
 
-class ActivationsOnDisk:
+class ActivationsOnDisk(Activations):
     """Computes all blocks once, and keeps them in one file a layer.
 
     The files are read with plain reads, not mapped, so that memory holds the requested block only.
     """
-
-    together = False
 
     def __init__(
         self,
         source: RecomputedActivations,
         folder: Path,
         store: ActivationDtype,
-        advance: Callable[[int], object] | None = None,
+        advance: Callable[[int], object] = ignore,
     ) -> None:
-        self.texts = source.texts
-        self.layers = source.layers
-        self.blocks = source.blocks
+        super().__init__(source.texts, source.layers, source.blocks)
         self.width = backbone_of(source.model).config.width
         self.device = next(source.model.parameters()).device
         self.dtype = np.dtype(store)
         self.paths = [folder / f"{layer}.bin" for layer in self.layers]
         self.write(source, advance)
 
-    def write(self, source: RecomputedActivations, advance: Callable[[int], object] | None) -> None:
+    def write(self, source: RecomputedActivations, advance: Callable[[int], object]) -> None:
         """Write all blocks; raise if a value is too large for the dtype."""
         with ExitStack() as stack:
             files = [stack.enter_context(path.open("wb")) for path in self.paths]
@@ -315,21 +300,17 @@ class ActivationsOnDisk:
                 for file, values in zip(files, vectors, strict=True):
                     file.write(values.astype(self.dtype, copy=False).tobytes())
 
-                if advance is not None:
-                    advance(len(block))
+                advance(len(block))
 
     def read(self, block: int, layers: Sequence[str]) -> Float[Tensor, "L n E"]:
-        """The vectors of one block."""
-        texts = self.blocks[block]
-        first = self.texts.begin(texts.start)
-        count = int(self.texts.ends[texts.stop - 1]) - first
+        span = self.span(block)
         size = self.dtype.itemsize * self.width
-        vectors = np.empty((len(layers), count, self.width), dtype=np.float32)
+        vectors = np.empty((len(layers), len(span), self.width), dtype=np.float32)
 
         for number, layer in enumerate(layers):
             with self.paths[self.layers.index(layer)].open("rb") as file:
-                file.seek(first * size)
-                values = np.frombuffer(file.read(count * size), dtype=self.dtype)
+                file.seek(span.start * size)
+                values = np.frombuffer(file.read(len(span) * size), dtype=self.dtype)
 
             vectors[number] = values.reshape(-1, self.width)
 
@@ -346,8 +327,8 @@ def activations(
     store: ActivationDtype = "float32",
     folder: Path | None = None,
     block: int = BLOCK,
-    advance: Callable[[int], object] | None = None,
-) -> Iterator[list[Activations]]:
+    advance: Callable[[int], object] = ignore,
+) -> Iterator[Sequence[Activations]]:
     """Provide the activations of several parts of the data while the context is open.
 
     Args:
@@ -380,7 +361,7 @@ def activations(
     chosen = check_layers(model, layers)
     sources = [RecomputedActivations(model, texts, chosen, block) for texts in parts]
     if keep == "recompute":
-        yield list(sources)
+        yield sources
         return
     if keep == "memory":
         yield [ActivationsInMemory(source, advance) for source in sources]
@@ -389,7 +370,7 @@ def activations(
     parent = folder or cache_folder() / "activations"
     check_room(parent, sources, np.dtype(store).itemsize)
     with storage.staging(parent, 0, "activations") as staged:
-        stored: list[Activations] = []
+        stored = []
         for number, source in enumerate(sources):
             (staged / str(number)).mkdir()
             stored.append(ActivationsOnDisk(source, staged / str(number), store, advance))

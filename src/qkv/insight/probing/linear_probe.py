@@ -16,7 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
 
-from qkv.insight.probing.activations import Activations
+from qkv.insight.probing.activations import Activations, ignore
 from qkv.nn.config import check_at_least_one, documented
 
 POOL = 16384
@@ -152,7 +152,7 @@ def fit(
     layers: Sequence[str] | None = None,
     seeds: Sequence[int] = (0,),
     learning: ProbeTraining = ProbeTraining(),  # noqa: B008 - it is frozen
-    advance: Callable[[float], object] | None = None,
+    advance: Callable[[float], object] = ignore,
 ) -> Fitted:
     """Train a probe for each layer, seed and target set.
 
@@ -185,7 +185,7 @@ def fit(
         if not best.update(validation_loss(validation, validation_targets, fitted)):
             break
 
-    trainer.finish()
+    advance(1 - trainer.done / trainer.total)  # what early stopping has saved
     best.restore()
 
     return fitted
@@ -201,7 +201,7 @@ class ProbeTrainer:
         targets: Tensor,
         seeds: Sequence[int],
         learning: ProbeTraining,
-        advance: Callable[[float], object] | None,
+        advance: Callable[[float], object],
     ) -> None:
         self.fitted = fitted
         self.training = training
@@ -229,8 +229,7 @@ class ProbeTrainer:
                 self.step(x[:, chosen], targets)
                 self.done += chosen.shape[1]
 
-            if self.advance is not None:
-                self.advance(len(index) / self.total)
+            self.advance(len(index) / self.total)
 
     def step(self, x: Float[Tensor, "L S b E"], targets: Tensor) -> None:
         """One optimiser step; the loss of each probe is independent of the others."""
@@ -241,11 +240,6 @@ class ProbeTrainer:
         self.optimizer.zero_grad(set_to_none=True)
         loss.mean(-1).sum().backward()
         self.optimizer.step()
-
-    def finish(self) -> None:
-        """Report the rest of the work, which early stopping has saved."""
-        if self.advance is not None:
-            self.advance(1 - self.done / self.total)
 
 
 def losses(
@@ -355,7 +349,6 @@ def moments(
     total = torch.zeros(())
     squares = torch.zeros(())
     count = 0
-    device = torch.device("cpu")
 
     for block in range(len(source.blocks)):
         x = source.read(block, layers)
@@ -380,7 +373,7 @@ def pools(source: Activations, epoch: int, width: int) -> Iterator[list[int]]:
     The groups are the same whether layers are read one by one or all together.
     """
     order = np.random.default_rng((0, epoch)).permutation(len(source.blocks)).tolist()
-    size = max(1, max(block_length(source, block) for block in order))
+    size = max(1, max(len(source.span(block)) for block in order))
     blocks = max(1, min(POOL, NUMBERS // (len(source.layers) * width)) // size)
 
     for first in range(0, len(order), blocks):
@@ -395,22 +388,10 @@ def read_blocks(
     indices = []
     for block in blocks:
         vectors.append(fitted.standardise(source.read(block, fitted.layers)))
-        begin = block_begin(source, block)
-        indices.append(torch.arange(begin, begin + block_length(source, block)))
+        indices.append(torch.tensor(source.span(block)))
 
     x = torch.cat(vectors, dim=1)
     return x, torch.cat(indices).to(x.device)
-
-
-def block_begin(source: Activations, block: int) -> int:
-    """The index of the first vector of a block."""
-    return source.texts.begin(source.blocks[block].start)
-
-
-def block_length(source: Activations, block: int) -> int:
-    """The number of vectors in a block."""
-    end = int(source.texts.ends[source.blocks[block].stop - 1])
-    return end - block_begin(source, block)
 
 
 def orders(seeds: Sequence[int], epoch: int, pool: int, count: int) -> Int[Tensor, "S n"]:

@@ -10,8 +10,7 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -28,17 +27,18 @@ from qkv.insight.probing.activations import (
     Activations,
     ActivationStorage,
     activations,
+    ignore,
 )
-from qkv.insight.probing.linear_probe import Fitted, ProbeTraining, block_begin, fit
-from qkv.insight.probing.probe_tasks import ProbeTask
+from qkv.insight.probing.linear_probe import Fitted, ProbeTraining, fit
+from qkv.insight.probing.probe_tasks import Measure, ProbeTask
 from qkv.models.model import Model
 from qkv.models.registry import build
 
 ProbeCondition = Literal["model", "random model", "shuffled labels"]
-Measure = Literal["accuracy", "distance"]
 ProgressCallback = Callable[[str, float], object]
 """Called with the name of a stage and the share of it that was done since the last call."""
 PARTS = ("training", "validation", "test")
+READERS = {"model": "model", "random model": "random-weight control"}
 
 
 class LayerScore(NamedTuple):
@@ -175,12 +175,13 @@ def probe(
     if seeds < 1:
         raise ValueError(f"seeds: expected 1 or more, not {seeds}")
 
-    run = ProbeRun(question, range(seeds), learning, stage, layers, keep, store)
+    run = ProbeRun(question, range(seeds), learning, stage or ignore)
+    options: dict[str, Any] = {"layers": layers, "keep": keep, "store": store}
     if controls:
-        run.add("training probes on the model", model, ["model", "shuffled labels"])
-        run.add("training probes on the random model", randomised(model), ["random model"])
+        run.read("model", model, ["model", "shuffled labels"], **options)
+        run.read("random model", randomised(model), ["random model"], **options)
     else:
-        run.add("training probes on the model", model, ["model"])
+        run.read("model", model, ["model"], **options)
 
     return run.result(name)
 
@@ -198,30 +199,6 @@ def facts_of(task: ProbeTask, learning: ProbeTraining, seeds: int) -> dict[str, 
     }
 
 
-@contextmanager
-def read_activations(
-    model: Model,
-    task: ProbeTask,
-    what: str,
-    *,
-    stage: ProgressCallback | None,
-    layers: Sequence[str] | None,
-    keep: ActivationStorage,
-    store: ActivationDtype,
-) -> Iterator[list[Activations]]:
-    """The activations of all three parts; `stage` is called while the model reads."""
-    total = sum(map(len, task.parts))
-
-    def advance(texts: int) -> None:
-        if stage is not None:
-            stage(what, texts / total)
-
-    with activations(
-        model, task.parts, layers=layers, keep=keep, store=store, advance=advance
-    ) as parts:
-        yield parts
-
-
 def randomised(model: Model, seed: int = 0) -> Model:
     """A model of the same config with random weights."""
     parameter = next(model.parameters())
@@ -230,50 +207,65 @@ def randomised(model: Model, seed: int = 0) -> Model:
         return build(model.config).to(parameter.device, parameter.dtype)
 
 
+@dataclass(eq=False)
 class ProbeRun:
     """The settings of a probing experiment, and the scores and weights so far."""
 
-    def __init__(
-        self,
-        task: ProbeTask,
-        seeds: Sequence[int],
-        learning: ProbeTraining,
-        stage: ProgressCallback | None,
-        layers: Sequence[str] | None,
-        keep: ActivationStorage,
-        store: ActivationDtype,
+    task: ProbeTask
+    seeds: Sequence[int]
+    learning: ProbeTraining
+    stage: ProgressCallback = ignore
+    scores: list[LayerScore] = field(default_factory=list)
+    weights: dict[str, Tensor] = field(default_factory=dict)
+
+    def read(self, name: str, model: Model, ways: Sequence[ProbeCondition], **options: Any) -> None:
+        """Read the texts with one model, then train and test its probes.
+
+        The options are those of `activations`.
+        """
+        reading = f"reading the texts with the {READERS[name]}"
+        texts = sum(map(len, self.task.parts))
+
+        def advance(count: int) -> None:
+            self.stage(reading, count / texts)
+
+        with activations(model, self.task.parts, advance=advance, **options) as parts:
+            self.train(parts, ways, f"training probes on the {name}")
+
+    def train(
+        self, parts: Sequence[Activations], ways: Sequence[ProbeCondition], what: str = "probes"
     ) -> None:
-        self.task = task
-        self.seeds = seeds
-        self.learning = learning
-        self.stage = stage
-        self.layers = layers
-        self.keep: ActivationStorage = keep
-        self.store: ActivationDtype = store
-        self.scores: list[LayerScore] = []
-        self.weights: dict[str, Tensor] = {}
+        """Train and test the probes of all layers, one at a time unless together is as fast."""
+        training, validation, test = parts
+        layers = training.layers
+        on_gpu = training.read(0, layers[:1]).device.type != "cpu"
+        groups: list[tuple[str, ...]] = [(layer,) for layer in layers]
+        if training.together or on_gpu:
+            groups = [layers]
 
-    def add(self, what: str, model: Model, ways: Sequence[ProbeCondition]) -> None:
-        """Read the texts with one model, then train and test its probes."""
-        reading = "reading the texts with the model"
-        if "random model" in ways:
-            reading = "reading the texts with the random-weight control"
+        self.stage(what, 0.0)  # announces the stage: the first probes may take a while
+        for group in groups:
 
-        with read_activations(
-            model,
-            self.task,
-            reading,
-            stage=self.stage,
-            layers=self.layers,
-            keep=self.keep,
-            store=self.store,
-        ) as parts:
-            result = train_probes(
-                parts, self.task, ways, self.seeds, self.learning, self.stage, what
+            def advance(part: float, share: float = len(group) / len(layers)) -> None:
+                self.stage(what, part * share)
+
+            fitted = fit(
+                training,
+                validation,
+                target_sets(training, validation, ways),
+                len(self.task.labels),
+                layers=group,
+                seeds=self.seeds,
+                learning=self.learning,
+                advance=advance,
             )
+            validation_sums = sums_by_text(fitted, validation, self.task.measures)
+            for measure, sums in sums_by_text(fitted, test, self.task.measures).items():
+                total = validation_sums[measure].sum(-1).mean(1)  # (L, K)
+                validated = total / len(validation.texts.targets)
+                self.scores += layer_scores(group, ways, measure, sums, test, validated)
 
-        self.scores += result.scores
-        self.weights |= result.weights
+            self.weights |= weights_of(fitted, ways)
 
     def result(self, name: str) -> ProbeResult:
         """The scores and weights of all models so far."""
@@ -287,62 +279,6 @@ class ProbeRun:
             facts_of(self.task, self.learning, len(self.seeds)),
             self.weights,
         )
-
-
-class ProbeSetup(NamedTuple):
-    """Scores and weights of trained probes."""
-
-    scores: list[LayerScore]
-    weights: dict[str, Tensor]
-
-
-def train_probes(
-    parts: Sequence[Activations],
-    task: ProbeTask,
-    ways: Sequence[ProbeCondition],
-    seeds: Sequence[int],
-    learning: ProbeTraining,
-    stage: ProgressCallback | None = None,
-    what: str = "probes",
-) -> ProbeSetup:
-    """Train and test the probes of all layers, one layer at a time unless together is as fast."""
-    training, validation, test = parts
-    targets = target_sets(training, validation, ways)
-    layers = training.layers
-    on_gpu = training.read(0, layers[:1]).device.type != "cpu"
-    groups: list[tuple[str, ...]] = [(layer,) for layer in layers]
-    if training.together or on_gpu:
-        groups = [layers]
-
-    result = ProbeSetup([], {})
-    if stage is not None:
-        stage(what, 0.0)  # announces the stage: the first probes may take a while
-
-    for group in groups:
-
-        def advance(part: float, share: float = len(group) / len(layers)) -> None:
-            if stage is not None:
-                stage(what, part * share)
-
-        fitted = fit(
-            training,
-            validation,
-            targets,
-            len(task.labels),
-            layers=group,
-            seeds=seeds,
-            learning=learning,
-            advance=advance,
-        )
-        validation_sums = sums_by_text(fitted, validation, task.measures)
-        for measure, sums in sums_by_text(fitted, test, task.measures).items():
-            total = validation_sums[measure].sum(-1).mean(1)  # (L, K)
-            validated = total / len(validation.texts.targets)
-            result.scores.extend(layer_scores(group, ways, measure, sums, test, validated))
-
-        result.weights.update(weights_of(fitted, ways))
-
-    return result
 
 
 def target_sets(
@@ -371,16 +307,16 @@ def sums_by_text(
         result[measure] = np.zeros((*shape, len(texts)))
 
     for number, block in enumerate(test.blocks):
-        begin = block_begin(test, number)
+        span = test.span(number)
         ends = texts.ends[block.start : block.stop]
         vectors = test.read(number, fitted.layers)
         predicted = fitted.predict(vectors).double().cpu().numpy()  # (L, S, K, n)
-        error = np.abs(predicted - texts.targets[begin : ends[-1]])
+        error = np.abs(predicted - texts.targets[span.start : span.stop])
         for measure, sums in result.items():
             values = error == 0 if measure == "accuracy" else error
             cumulative = np.cumsum(values, axis=-1)
             cumulative = np.concatenate([np.zeros((*shape, 1)), cumulative], axis=-1)
-            up_to_end = cumulative[..., ends - begin]  # (L, S, K, texts of the block)
+            up_to_end = cumulative[..., ends - span.start]  # (L, S, K, texts of the block)
             sums[..., block.start : block.stop] = np.diff(up_to_end, axis=-1, prepend=0)
 
     return result

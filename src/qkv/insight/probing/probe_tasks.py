@@ -10,8 +10,7 @@ labels.tsv           a class or a number for every text, probed at the mean of i
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -21,22 +20,25 @@ import numpy as np
 from jaxtyping import Int
 
 from qkv.data.batches.framing import Frame
-from qkv.data.sources.examples import Example, open_examples
+from qkv.data.batches.labels import label_numbers
 from qkv.data.sources.source import open_texts
 from qkv.data.tokens.prepare import prepare_texts
 from qkv.data.tokens.token_arrays import Tokens
 from qkv.insight.probing.activations import ProbeData
-from qkv.insight.probing.linear_probe import UNKNOWN
-from qkv.models import BERT, GPT, RNN, TaskModel, Transformer
+from qkv.insight.probing.probe_examples import (
+    HELD_OUT,
+    Parts,
+    are_fractions,
+    class_numbers,
+    split,
+)
 from qkv.models.configs import Pooling
 from qkv.models.model import Model
 from qkv.text.tokenizer import Tokenizer
 
-Measures = tuple[Literal["accuracy", "distance"], ...]
+Measure = Literal["accuracy", "distance"]
 Row = tuple[Int[np.ndarray, "_"], Int[np.ndarray, "_"]]
 """The ids of a text, and its probed positions."""
-HELD_OUT = 0.1
-"""Share of the texts for validation, and again for testing, if no files are given for these."""
 LONGEST = 4096
 """Longest text in tokens for a model without a maximum."""
 
@@ -49,7 +51,7 @@ class ProbeTask:
     parts: tuple[ProbeData, ProbeData, ProbeData]
     labels: tuple[str, ...]
     """Names of the classes; none if the target is a number."""
-    measures: Measures
+    measures: tuple[Measure, ...]
     notes: tuple[str, ...] = ()
     """Notes on the data for the user."""
 
@@ -65,11 +67,11 @@ class ProbeTask:
                 f"{self.name}: every target is {only!r}; expected two different ones or more"
             )
 
-    def baseline(self) -> dict[Any, float]:
+    def baseline(self) -> dict[Measure, float]:
         """The test score of a constant prediction: the majority class, or the median."""
         training = self.parts[0].targets
         test = self.parts[2].targets
-        result: dict[Any, float] = {}
+        result: dict[Measure, float] = {}
         for measure in self.measures:
             if measure == "accuracy":
                 result[measure] = float((test == np.bincount(training).argmax()).mean())
@@ -127,29 +129,28 @@ def probe_task(
         >>> insight.probe_task(model, tokenizer, str(path)).labels
         ('no', 'yes')
     """
+    check_data(target, data, validation, test)
     if target == "position":
-        check_position_data(data, validation, test)
-        return about_position(model, tokenizer, data, length=length, windows=windows)
+        return about_position(model, tokenizer, data, length, windows)
 
-    check_no_data(data, target)
-    files: dict[str, Any] = {"validation": validation, "test": test, "most": most}
     file, column = split_target(target)
+    files = {"target": [file], "validation": validation, "test": test}
     if column:
-        return about_words(model, tokenizer, file, column, **files)
+        examples = split(files, most, task="tag", label=column)
+        return about_words(model, tokenizer, examples, file, column)
 
-    table: dict[str, Any] = {"text": text, "label": label, "pooling": pooling, "numbers": numbers}
-    return about_texts(model, tokenizer, target, **table, **files)
-
-
-def check_no_data(data: Sequence[str], target: str) -> None:
-    if data:
-        raise ValueError(f"data: the texts are those of {target}; leave it out")
+    examples = split(files, most, task="classify", text=text, label=label)
+    return about_texts(model, tokenizer, examples, file, pooling, numbers)
 
 
-def check_position_data(
-    data: Sequence[str], validation: Sequence[str], test: Sequence[str]
+def check_data(
+    target: str, data: Sequence[str], validation: Sequence[str], test: Sequence[str]
 ) -> None:
-    """Raise if the position task has no texts, or files that it would not use."""
+    """Raise if the position task has no texts, or a task has data that it would not use."""
+    if target != "position" and data:
+        raise ValueError(f"data: the texts are those of {target}; leave it out")
+    if target != "position":
+        return
     if not data:
         raise ValueError("data: expected texts whose token positions are probed")
 
@@ -175,12 +176,7 @@ def split_target(target: str) -> tuple[str, str]:
 
 
 def about_position(
-    model: Model,
-    tokenizer: Tokenizer,
-    data: Sequence[str],
-    *,
-    length: int = 64,
-    windows: int = 2000,
+    model: Model, tokenizer: Tokenizer, data: Sequence[str], length: int, windows: int
 ) -> ProbeTask:
     """Predict the position of a token in a window of `length` tokens."""
     context = context_of(model)
@@ -195,10 +191,7 @@ def about_position(
 
 def context_of(model: Model) -> int:
     """The largest number of tokens that a model reads; LONGEST for an RNN."""
-    if isinstance(model, RNN):
-        return LONGEST
-
-    return model.config.context
+    return getattr(model.config, "context", LONGEST)
 
 
 def position_task(
@@ -245,86 +238,51 @@ def draw_windows(tokens: Tokens, length: int, count: int, seed: int = 0) -> Prob
 
 
 def about_words(
-    model: Model,
-    tokenizer: Tokenizer,
-    files: str | Path,
-    column: str = "upos",
-    *,
-    validation: Sequence[str] = (),
-    test: Sequence[str] = (),
-    most: int | None = None,
+    model: Model, tokenizer: Tokenizer, examples: Parts, file: str, column: str
 ) -> ProbeTask:
     """Predict a column of CoNLL-U for each word.
 
     The target of `head` is the distance to the syntactic head in words, negative to the left; roots
-    are left out. At most `most` sentences are used for training.
+    are left out.
     """
-    pooling = "last" if reads_left_to_right(model) else "first"
+    # If a model reads left to right, only the last piece of a word has seen the whole word.
+    left_to_right = model.is_causal or not getattr(model.config, "bidirectional", True)
+    pooling = "last" if left_to_right else "first"
     frame = frame_of(model, tokenizer, "tag", pooling)
-    examples = split([str(files)], validation, test, most, task="tag", label=column)
     rows: list[list[Row]] = []
-    tags: list[list[list[Any]]] = []
+    targets: list[list[Any]] = []
     cut = 0
 
     for part in examples:
         framed = frame.encode(tokenizer, part)
         cut += framed.words_cut
         rows.append([])
-        tags.append([])
+        targets.append([])
         for example, encoded in zip(part, framed, strict=True):
             positions = encoded.target_positions
-            rows[-1].append((without_end(model, encoded.sequences[0]), positions))
             # Words that were cut off have no position, and so no tag.
-            tags[-1].append(list(example.label or ())[: len(positions)])
+            tags: list[Any] = list(example.label or ())[: len(positions)]
+            if column == "head":
+                positions, tags = head_distances(positions, tags)
+
+            rows[-1].append((without_end(model, encoded.sequences[0]), positions))
+            targets[-1] += tags
 
     notes: tuple[str, ...] = ()
     if cut:
         notes = (f"{cut:,} words lie beyond {frame.context:,} tokens and are not probed",)
 
-    name = f"{Path(files).name}:{column}"
-    if column == "head":
-        return head_distance_task(name, rows, tags, frame.padding, notes)
-
-    labels, targets = class_numbers(name, [list(chain.from_iterable(part)) for part in tags])
-    parts = []
-    for part_rows, part_targets in zip(rows, targets, strict=True):
-        parts.append(probe_data(part_rows, part_targets, frame.padding))
-
-    return ProbeTask(name, shuffle_training(parts), labels, ("accuracy",), notes)
+    name = f"{Path(file).name}:{column}"
+    return make_task(name, rows, targets, frame.padding, column == "head", notes=notes)
 
 
-def reads_left_to_right(model: Model) -> bool:
-    """Whether only the last piece of a word has seen the whole word."""
-    if isinstance(model, RNN):
-        return not model.config.bidirectional
-    if isinstance(model, TaskModel):
-        return isinstance(model.backbone, GPT)
-
-    return isinstance(model, GPT)
-
-
-def head_distance_task(
-    name: str,
-    rows: list[list[Row]],
-    heads: list[list[list[Any]]],
-    padding: int,
-    notes: tuple[str, ...],
-) -> ProbeTask:
-    """Predict the distance from each word to its syntactic head."""
-    parts = []
-    for part_rows, part_heads in zip(rows, heads, strict=True):
-        kept_rows = []
-        distances = []
-        for (ids, positions), sentence_heads in zip(part_rows, part_heads, strict=True):
-            head = np.array(list(map(int, sentence_heads)), dtype=np.int64)
-            has_head = head != 0
-            distance = head - np.arange(1, len(head) + 1)
-            kept_rows.append((ids, positions[has_head]))
-            distances.extend(distance[has_head].tolist())
-
-        parts.append(probe_data(kept_rows, np.array(distances, dtype=np.float64), padding))
-
-    return ProbeTask(name, shuffle_training(parts), (), ("distance",), notes)
+def head_distances(
+    positions: Int[np.ndarray, "_"], heads: list[str]
+) -> tuple[Int[np.ndarray, "_"], list[int]]:
+    """Positions of the words that are no roots, and the distances to their syntactic heads."""
+    head = np.array(list(map(int, heads)), dtype=np.int64)
+    distance = head - np.arange(1, len(head) + 1)
+    return positions[head != 0], distance[head != 0].tolist()
 
 
 # Labelled texts
@@ -333,15 +291,10 @@ def head_distance_task(
 def about_texts(
     model: Model,
     tokenizer: Tokenizer,
-    file: str | Path,
-    *,
-    validation: Sequence[str] = (),
-    test: Sequence[str] = (),
-    most: int | None = None,
-    text: str | None = None,
-    label: str | None = None,
-    pooling: Pooling = "mean",
-    numbers: bool | None = None,
+    examples: Parts,
+    file: str,
+    pooling: Pooling,
+    numbers: bool | None,
 ) -> ProbeTask:
     """Predict the class or the number of each text.
 
@@ -352,153 +305,57 @@ def about_texts(
             f"pooling: expected one of {', '.join(get_args(Pooling))}, not {pooling!r}"
         )
 
-    frame = frame_of(model, tokenizer, "classify", pooling)
-    examples = split([str(file)], validation, test, most, task="classify", text=text, label=label)
-    values = [[str(example.label) for example in part] for part in examples]
+    targets: list[Any] = [[str(example.label) for example in part] for part in examples]
     if numbers is None:
-        numbers = are_fractions(set(chain.from_iterable(values)))
-
-    name = Path(file).name
-    labels: tuple[str, ...] = ()
-    measures: Measures = ("distance",)
+        numbers = are_fractions(set(chain.from_iterable(targets)))
     if numbers:
-        check_numbers(chain.from_iterable(examples))
-        targets = [np.array(part, dtype=np.float64) for part in values]
+        targets = [label_numbers(part).tolist() for part in examples]
+
+    frame = frame_of(model, tokenizer, "classify", pooling)
+    rows: list[list[Row]] = []
+    for part in examples:
+        rows.append([])
+        for framed in frame.encode(tokenizer, part):
+            ids = without_end(model, framed.sequences[0])
+            rows[-1].append((ids, np.minimum(framed.target_positions, len(ids) - 1)))
+
+    mean = pooling == "mean"
+    return make_task(Path(file).name, rows, targets, frame.padding, numbers, mean=mean)
+
+
+# The task
+
+
+def make_task(
+    name: str,
+    rows: Sequence[Sequence[Row]],
+    targets: Sequence[Sequence[Any]],
+    padding: int,
+    numbers: bool,
+    *,
+    mean: bool = False,
+    notes: tuple[str, ...] = (),
+) -> ProbeTask:
+    """The task with these rows and targets in each part; targets are numbers, or class names.
+
+    The training part is shuffled, so that a block is a sample of it.
+    """
+    labels: tuple[str, ...] = ()
+    measures: tuple[Measure, ...] = ("distance",)
+    if numbers:
+        values = [np.array(part, dtype=np.float64) for part in targets]
     else:
-        labels, targets = class_numbers(name, values)
+        labels, values = class_numbers(name, targets)
         measures = ("accuracy",)
 
     parts = []
-    for part, part_targets in zip(examples, targets, strict=True):
-        rows = []
-        for framed in frame.encode(tokenizer, part):
-            ids = without_end(model, framed.sequences[0])
-            rows.append((ids, np.minimum(framed.target_positions, len(ids) - 1)))
+    for part, part_values in zip(rows, values, strict=True):
+        ids = [row[0] for row in part]
+        positions = [row[1] for row in part]
+        parts.append(ProbeData(ids, positions, part_values, padding, mean))
 
-        parts.append(probe_data(rows, part_targets, frame.padding, mean=pooling == "mean"))
-
-    return ProbeTask(name, shuffle_training(parts), labels, measures)
-
-
-def are_fractions(labels: set[str]) -> bool:
-    """Whether all labels are numbers, and at least one is not an integer."""
-    return all(map(is_number, labels)) and not all(float(label).is_integer() for label in labels)
-
-
-def check_numbers(examples: chain[Example]) -> None:
-    """Raise if a label is not a number."""
-    for example in examples:
-        if not is_number(str(example.label)):
-            raise ValueError(
-                f"{example.where}: expected a number as the label, not {example.label!r}"
-            )
-
-
-def is_number(label: str) -> bool:
-    """Whether a label is a finite number."""
-    try:
-        return bool(np.isfinite(float(label)))
-    except ValueError:
-        return False
-
-
-def class_numbers(
-    name: str, values: Sequence[Sequence[str]]
-) -> tuple[tuple[str, ...], list[Int[np.ndarray, "_"]]]:
-    """The sorted classes of the training part, and the class numbers of all parts.
-
-    A class that does not occur in the training part is UNKNOWN: every prediction for it is wrong.
-    """
-    labels = tuple(sorted(set(values[0])))
-    if not labels:
-        raise ValueError(f"{name}: there is nothing to train on")
-    if len(labels) < 2:
-        raise ValueError(f"{name}: every target is {labels[0]!r}; expected two classes or more")
-
-    number = {label: index for index, label in enumerate(labels)}
-    targets = []
-    for part in values:
-        targets.append(np.array([number.get(label, UNKNOWN) for label in part], dtype=np.int64))
-
-    return labels, targets
-
-
-def probe_data(
-    rows: Sequence[Row], targets: np.ndarray, padding: int, mean: bool = False
-) -> ProbeData:
-    """ProbeData from pairs of ids and positions."""
-    ids = [row[0] for row in rows]
-    positions = [row[1] for row in rows]
-    return ProbeData(ids, positions, targets, padding, mean)
-
-
-# Parts of the data
-
-
-def shuffle_training(parts: Sequence[ProbeData]) -> tuple[ProbeData, ProbeData, ProbeData]:
-    """The three parts; the training part is shuffled, so that a block is a sample of it."""
     training, validation, test = parts
-    return training.shuffled(), validation, test
-
-
-def split(
-    data: Sequence[str],
-    validation: Sequence[str],
-    test: Sequence[str],
-    most: int | None,
-    *,
-    task: str,
-    text: str | None = None,
-    label: str | None = None,
-) -> list[list[Example]]:
-    """Training, validation and test examples; without files a fixed tenth is held out for each."""
-    if most is not None and most < 1:
-        raise ValueError(f"examples: expected 1 or more, not {most}")
-
-    files = {"target": data, "validation": validation, "test": test}
-    sources = {}
-    for use, paths in files.items():
-        if paths:
-            sources[use] = open_examples(paths, task=task, text=text, label=label)
-
-    check_apart({use: [part.name for part in source.parts] for use, source in sources.items()})
-    examples = {use: list(source) for use, source in sources.items()}
-
-    # Hold out parts of the training examples
-    training = examples["target"]
-    order = np.random.default_rng(0).permutation(len(training)).tolist()
-    count = max(1, round(HELD_OUT * len(training)))
-    for use in ("validation", "test"):
-        if use not in examples:
-            examples[use] = [training[index] for index in order[:count]]
-            order = order[count:]
-
-    if not order:
-        raise ValueError(
-            f"{data[0]}: {len(training)} texts are too few to hold some out; give validation and "
-            "test"
-        )
-
-    kept = [training[index] for index in sorted(order[:most])]
-    return [kept, examples["validation"], examples["test"]]
-
-
-def check_apart(files: Mapping[str, Sequence[str]]) -> None:
-    """Raise if a file is used twice: test texts must be unknown from training and validation."""
-    uses: dict[tuple[int, int] | str, str] = {}
-    for use, names in files.items():
-        for name in names:
-            key: tuple[int, int] | str = name  # of a dataset on the hub, or standard input
-            if os.path.exists(name):
-                stat = os.stat(name)
-                key = (stat.st_dev, stat.st_ino)
-
-            first = uses.setdefault(key, use)
-            if first != use:
-                raise ValueError(
-                    f"{use}: {name} is a file of {first}, too; expected texts that are in one of "
-                    "them"
-                )
+    return ProbeTask(name, (training.shuffled(), validation, test), labels, measures, notes)
 
 
 # Special tokens
@@ -506,16 +363,16 @@ def check_apart(files: Mapping[str, Sequence[str]]) -> None:
 
 def frame_of(model: Model, tokenizer: Tokenizer, task: str, pooling: str) -> Frame:
     """The special tokens around a text: those of the task head, or those of the architecture."""
-    if isinstance(model, TaskModel):
+    if model.task is not None:
         return Frame(**{**model.config.frame, "task": task, "pooling": pooling, "segments": False})
 
     end = first_id(tokenizer.end, tokenizer.padding, 0)
-    start = None
-    if isinstance(model, BERT) or (isinstance(model, GPT) and tokenizer.adds_start_token):
-        start = tokenizer.start
+    start = tokenizer.start
+    if model.has_source or (model.is_causal and not tokenizer.adds_start_token):
+        start = None
 
     context = context_of(model)
-    if isinstance(model, Transformer) and model.config.position != "learned":
+    if model.has_source and getattr(model.config, "position", None) != "learned":
         context = max(context, LONGEST)
 
     return Frame(
@@ -537,7 +394,7 @@ def first_id(*ids: int | None) -> int:
 
 def without_end(model: Model, ids: Int[np.ndarray, "_"]) -> Int[np.ndarray, "_"]:
     """Remove the end token for a bare GPT, which reads none: its last token has seen the text."""
-    if isinstance(model, GPT):
+    if model.predicts == "next":
         return ids[:-1]
 
     return ids

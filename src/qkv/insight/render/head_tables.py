@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rich.text import Text
 
 from qkv.insight.heads.head_ablation import Head, HeadImportance
-from qkv.insight.heads.head_patterns import HeadPatterns
+from qkv.insight.heads.head_patterns import HeadPatterns, meaning_of
 from qkv.insight.heads.head_syntax import RelationScore, SyntaxResult
 from qkv.tables import Table
 from qkv.text.printable import printable
@@ -15,14 +15,6 @@ from qkv.text.printable import printable
 SHOWN = 5  # heads that are named for each pattern
 RANKED = 10  # heads with the largest change
 HARMFUL = 3  # heads with the smallest change
-MEANING = {
-    "previous": "the token before",
-    "first": "the first token",
-    "self": "itself",
-    "same": "equal tokens",
-    "induction": "what followed an earlier copy",
-    "next": "the token after",
-}
 WIDTH = 70  # at least, so that the caption has room
 CLEAR = 0.8  # least share of the weight of a head that clearly follows a pattern ...
 HALF = 0.5  # ... and of one that follows it in part
@@ -49,7 +41,7 @@ def patterns_table(patterns: Sequence[HeadPatterns]) -> Table:
 
     for kind in patterns:
         for name in kind.scores:
-            row: list[str | Text] = [name, MEANING[name], f"{kind.uniform[name]:.2f}"]
+            row: list[str | Text] = [name, meaning_of(name), f"{kind.uniform[name]:.2f}"]
             row.append(strongest_heads(kind, name))
             if several:
                 row.insert(0, kind.kind)
@@ -84,7 +76,7 @@ def strongest_heads(patterns: HeadPatterns, name: str) -> Text:
 def importance_table(importance: HeadImportance) -> Table:
     """The heads whose ablation changes the loss most, and those with the smallest change."""
     table = Table(header_style="bold", caption_justify="left", min_width=WIDTH)
-    table.caption = importance_caption(importance)
+    table.caption = f"{importance.summary}; paired intervals"
     several = len(importance.change) > 1
     if several:
         table.add_column("attention")
@@ -110,18 +102,6 @@ def importance_table(importance: HeadImportance) -> Table:
     return table
 
 
-def importance_caption(importance: HeadImportance) -> str:
-    replacement = "zeros" if importance.how == "zero" else "its mean over the texts"
-    measure = "distance: 1 - cosine of a text's mean vector; the model has no loss"
-    if importance.measure == "loss":
-        measure = f"loss: {importance.unchanged:.4f} nats with all heads"
-
-    return (
-        f"{measure}; a head's output is replaced by {replacement}; "
-        f"{importance.texts:,} texts; paired intervals"
-    )
-
-
 def change_cell(head: Head) -> Text:
     """The change in colour where its interval excludes 0: red if larger, blue if smaller."""
     style = ""
@@ -145,7 +125,10 @@ def interval(low: float, high: float, form: str) -> Text:
 def syntax_table(syntax: SyntaxResult) -> Table:
     """A row for each relation: its best head compared with the best fixed offset."""
     table = Table(header_style="bold", caption_justify="left", min_width=WIDTH)
-    table.caption = syntax_caption(syntax)
+    table.caption = (
+        f"{syntax.summary}; green: significantly above the offset; "
+        "→: a word attends to its syntactic head, ←: the syntactic head attends to the word"
+    )
     table.add_column("relation", no_wrap=True)
     for name in ("words", "head", "accuracy, %", "95% interval", "offset", "accuracy, %", "gain"):
         table.add_column(name, justify="right")
@@ -156,22 +139,6 @@ def syntax_table(syntax: SyntaxResult) -> Table:
     return table
 
 
-def syntax_caption(syntax: SyntaxResult) -> str:
-    selection = "chosen on the sentences they are measured on"
-    if syntax.halves:
-        selection = "chosen on one half, measured on the other"
-
-    caption = (
-        f"{syntax.sentences:,} sentences; head and offset {selection}; "
-        "green: significantly above the offset; "
-        "→: a word attends to its syntactic head, ←: the syntactic head attends to the word"
-    )
-    if syntax.left_out:
-        caption += f"; {syntax.left_out:,} longer than the context were left out"
-
-    return caption
-
-
 def relation_cells(relation: RelationScore) -> list[str | Text]:
     style = ""
     if relation.gain_low > 0:
@@ -179,12 +146,11 @@ def relation_cells(relation: RelationScore) -> list[str | Text]:
     elif relation.gain_high < 0:
         style = "red"
 
-    arrow = "→" if relation.direction == "to its head" else "←"
     gain = 100 * (relation.accuracy - relation.baseline)
     return [
         Text(printable(relation.name)),
         f"{relation.words:,}",
-        f"{relation.layer}.{relation.head} {arrow}",
+        relation.named_head,
         Text(f"{100 * relation.accuracy:.1f}", style=style),
         interval(100 * relation.low, 100 * relation.high, ".1f"),
         f"{relation.offset:+d}",

@@ -10,12 +10,10 @@ from __future__ import annotations
 import base64
 import hashlib
 import html
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
-from qkv import storage
 from qkv.generation.fill import Guess
 from qkv.insight.inspect.capture import CapturedAttention
 from qkv.insight.inspect.look_data import LookData
@@ -23,92 +21,56 @@ from qkv.insight.inspect.model_input import Side
 from qkv.insight.render.page_encoding import Code, as_json, block, numbers, packed, rounded
 from qkv.insight.render.page_text import heading, missing_views
 from qkv.insight.render.script_bundle import bundle, module
-from qkv.insight.render.views import View, head_numbers, numbered
+from qkv.insight.render.views import MISSING, View, ViewChoice, head_numbers, numbered
 
 EXACT = 4_000_000
 """Weights up to which each has 16 bits; above, each has 8 bits of its root, precise near 0."""
 THREADS = 4
 
 
-def page(
-    look: LookData,
-    *,
-    view: View | None = None,
-    kind: str | None = None,
-    layer: int | None = None,
-    head: int | Sequence[int] | None = None,
-    words: bool = False,
-) -> str:
+def page(look: LookData, choice: ViewChoice = ViewChoice()) -> str:  # noqa: B008 - it is frozen
     """The page as text.
 
     Args:
         look: The look.
-        view: The view that opens first; by default all heads, or one if `layer` or `head` is set.
-        kind: The kind of attention that is shown first; see `LookData.of`.
-        layer: The layer that is shown first; by default the first whose weights were kept.
-        head: The head that is shown first, or several.
-        words: Whether tokens are joined to whole words at first.
-
-    Returns:
-        The HTML.
+        choice: What is shown first. The default view is all heads, or one head if a layer or head
+            is chosen; the default layer is the first whose weights were kept.
 
     Raises:
         ValueError: If the look has no such view, kind, layer or head.
     """
-    return "".join(chunks(look, opening(look, view, kind, layer, head, words)))
-
-
-def write_page(
-    look: LookData,
-    out: Path,
-    *,
-    view: View | None = None,
-    kind: str | None = None,
-    layer: int | None = None,
-    head: int | Sequence[int] | None = None,
-    words: bool = False,
-) -> Path:
-    """Write the page atomically and return its path; see `page`."""
-    text = page(look, view=view, kind=kind, layer=layer, head=head, words=words)
-    storage.write_text(out, text)
-    return out
+    return "".join(chunks(look, opening(look, choice)))
 
 
 # What is shown first
 
 
-def opening(
-    look: LookData,
-    view: View | None,
-    kind: str | None,
-    layer: int | None,
-    head: int | Sequence[int] | None,
-    words: bool,
-) -> dict[str, Any]:
+def opening(look: LookData, choice: ViewChoice) -> dict[str, Any]:
     """The state in which the page opens."""
+    view = choice.view
     if view is not None and not has_view(look, view):
         raise ValueError(f"view: there is no {view} in this look at {look.model}")
     if not look.attention:
         return {"view": view}
 
-    attention = look.of(kind)
+    attention = look.of(choice.kind)
     if view is None:
-        view = first_view(attention, layer, head)
+        view = first_view(attention, choice)
 
     first = min(attention.layers, default=0)
-    if layer is not None:
-        first = numbered("layer", layer, attention.depth)
+    if choice.layer is not None:
+        first = numbered("layer", choice.layer, attention.depth)
 
     heads: tuple[int, ...] = (0,)
-    if head is not None:
-        heads = head_numbers(head, attention.heads)
+    if choice.head is not None:
+        heads = head_numbers(choice.head, attention.heads)
 
     start: dict[str, Any] = {
         "view": view,
         "kind": attention.kind,
         "layer": first,
         "head": heads[0],
-        "words": words,
+        "words": choice.words,
         "kept": [[first, number] for number in heads[1:]],
     }
     if view == "numbers":
@@ -119,24 +81,16 @@ def opening(
 
 def has_view(look: LookData, view: View) -> bool:
     """True if the look has data for this view."""
-    data: dict[str, Any] = {
-        "next": look.next,
-        "lens": look.lens,
-        "norms": look.norms,
-        "attribution": look.attribution,
-    }
-    if view in data:
-        return data[view] is not None
+    if view in MISSING:
+        return getattr(look, view) is not None
 
     return bool(look.attention)
 
 
-def first_view(
-    attention: CapturedAttention, layer: int | None, head: int | Sequence[int] | None
-) -> View:
+def first_view(attention: CapturedAttention, choice: ViewChoice) -> View:
     """One head if it is the only one or is requested, else all heads."""
     only_one = attention.depth * attention.heads == 1
-    if only_one or layer is not None or head is not None:
+    if only_one or choice.layer is not None or choice.head is not None:
         return "head"
 
     return "heads"

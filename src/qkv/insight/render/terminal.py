@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import get_args
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 from jaxtyping import Float
@@ -13,7 +13,6 @@ from rich.text import Text
 from torch import Tensor
 
 from qkv.generation.fill import Guess
-from qkv.insight.inspect.capture import CapturedAttention
 from qkv.insight.inspect.look_data import LookData
 from qkv.insight.render.terminal_cells import (
     HeatMap,
@@ -28,14 +27,15 @@ from qkv.insight.render.terminal_cells import (
 )
 from qkv.insight.render.views import (
     NAMES,
-    Heads,
-    View,
+    ViewChoice,
     attention_view,
-    attributed,
+    attribution_view,
     label,
     labels,
     layer_names,
     prediction_title,
+    view_data,
+    with_overview,
 )
 from qkv.tables import Table
 
@@ -47,36 +47,13 @@ GUESS_WIDTH = 10  # cells of a token of the lens, at least
 BAR = 24
 
 
-def show(
-    look: LookData,
-    console: Console,
-    *,
-    view: View = "head",
-    kind: str | None = None,
-    layer: int = 0,
-    head: Heads = None,
-    words: bool = False,
-) -> None:
-    """Print one view; `layer`, `head` and `words` choose its part as in `attention_view`."""
-    match view:
-        case "head":
-            show_head(look, console, kind, layer, head, words)
-        case "heads":
-            show_heads(look.of(kind), console)
-        case "lines":
-            show_lines(look, console, kind, layer, head, words)
-        case "next":
-            show_next(look, console)
-        case "lens":
-            show_lens(look, console)
-        case "norms":
-            show_norms(look, console)
-        case "numbers":
-            show_numbers(look.of(kind), console)
-        case "attribution":
-            show_attribution(look, console, layer, head, words)
-        case _:
-            raise ValueError(f"view: expected one of {', '.join(get_args(View))}, not {view!r}")
+def show(look: LookData, console: Console, choice: ViewChoice) -> None:
+    """Print one view, by default a head."""
+    view = choice.view or "head"
+    if view not in VIEWS:
+        raise ValueError(f"view: expected one of {', '.join(VIEWS)}, not {view!r}")
+
+    VIEWS[view](look, console, choice)
 
 
 def heading(console: Console, title: str, below: str = "") -> None:
@@ -88,21 +65,17 @@ def heading(console: Console, title: str, below: str = "") -> None:
 # Attention
 
 
-def show_head(
-    look: LookData, console: Console, kind: str | None, layer: int, head: Heads, words: bool
-) -> None:
+def show_head(look: LookData, console: Console, choice: ViewChoice) -> None:
     """The weights of one head, or the mean of several, as a heat map."""
-    view = attention_view(look, kind, layer, head, words)
+    view = attention_view(look, choice)
     heading(console, view.name, "Rows: queries, columns: keys; a row sums to 1.")
     console.print(HeatMap(view.mean, view.rows, view.columns))
 
 
-def show_heads(attention: CapturedAttention, console: Console) -> None:
+def show_heads(look: LookData, console: Console, choice: ViewChoice) -> None:
     """Small heat maps of all heads, layers down and heads across; their entropy if too many."""
+    attention = with_overview(look, choice)
     layers, heads, t, s = attention.overview.shape
-    if layers == 0:
-        raise ValueError("heads: this look has no overview of its heads")
-
     name = NAMES[attention.kind]
     margin = len(f"layer {layers - 1}") + 2
     size = min(LARGEST, max(t, s), (console.width - margin) // heads - 1)
@@ -137,11 +110,9 @@ def show_layer(overview: Float[Tensor, "H t s"], name: str, size: int, console: 
     console.print()
 
 
-def show_lines(
-    look: LookData, console: Console, kind: str | None, layer: int, head: Heads, words: bool
-) -> None:
+def show_lines(look: LookData, console: Console, choice: ViewChoice) -> None:
     """Each query with the keys of its largest weights."""
-    view = attention_view(look, kind, layer, head, words)
+    view = attention_view(look, choice)
     heading(console, view.name, "Each query and the keys it attends to most.")
     width = min(16, max(map(len, view.rows)) + 1)
     arrow = "─▶" if has_blocks(console) else "->"
@@ -159,13 +130,11 @@ def show_lines(
         console.print(line)
 
 
-def show_attribution(
-    look: LookData, console: Console, layer: int, head: Heads, words: bool
-) -> None:
+def show_attribution(look: LookData, console: Console, choice: ViewChoice) -> None:
     """The attention weights of a head and, below them, the attribution of the predictions."""
-    attribution = attributed(look, words)
+    attribution = attribution_view(look, choice)
     if look.attention:
-        show_head(look, console, None, layer, head, words)
+        show_head(look, console, replace(choice, kind=None))
         console.print()
 
     heading(
@@ -173,15 +142,13 @@ def show_attribution(
         "Attribution: gradient times input",
         "Rows: predictions. Columns: the share of each input token; a row sums to 1.",
     )
-    console.print(HeatMap(attribution.weights, attribution.rows, attribution.columns))
+    console.print(HeatMap(*attribution))
 
 
-def show_numbers(attention: CapturedAttention, console: Console) -> None:
+def show_numbers(look: LookData, console: Console, choice: ViewChoice) -> None:
     """Entropy and distance of each head: layers down, heads across."""
+    attention = with_overview(look, choice)
     name = NAMES[attention.kind]
-    if not len(attention.entropy):
-        raise ValueError("numbers: this look has no overview of its heads")
-
     below = "How widely a head attends: 0 is one token, 3 is eight tokens equally."
     heading(console, f"{name}: entropy in bits", below)
     console.print(by_head(attention.entropy))
@@ -208,17 +175,15 @@ def by_head(values: Float[Tensor, "L H"]) -> HeatMap:
 # Predictions
 
 
-def show_next(look: LookData, console: Console) -> None:
+def show_next(look: LookData, console: Console, choice: ViewChoice) -> None:
     """The likeliest tokens after each position or, for a BERT, at each position."""
-    if look.next is None:
-        raise ValueError("next: this model predicts no tokens")
-
+    predictions = view_data(look, "next")
     heading(console, prediction_title(look))
     tokens = labels(look.reading.text)
     width = min(16, max(map(len, tokens)) + 1)
     length = max(4, min(BAR, console.width - width - 60))
 
-    for token, guesses in zip(tokens, look.next, strict=True):
+    for token, guesses in zip(tokens, predictions, strict=True):
         best, *others = guesses
         line = Text(fitted(token, width, console, "right") + " ", no_wrap=True, overflow="ellipsis")
         filled = bar(best.probability, length, has_blocks(console))
@@ -232,21 +197,17 @@ def show_next(look: LookData, console: Console) -> None:
         console.print(line)
 
 
-def show_lens(look: LookData, console: Console) -> None:
+def show_lens(look: LookData, console: Console, choice: ViewChoice) -> None:
     """Layers down, tokens across, in each cell the likeliest token; a wide table is continued."""
-    if look.lens is None:
-        raise ValueError(
-            "lens: it was not computed; this model predicts no tokens, or the text is long"
-        )
-
+    lens = view_data(look, "lens")
     heading(
         console,
         "Logit lens: the prediction after every layer",
         "Columns: the input tokens. The brighter, the higher the probability.",
     )
-    names = layer_names(len(look.lens))
+    names = layer_names(len(lens))
     margin = max(map(len, names)) + 1
-    width = max(6, min(GUESS_WIDTH, longest_guess(look.lens))) + 2
+    width = max(6, min(GUESS_WIDTH, longest_guess(lens))) + 2
     tokens = labels(look.reading.text)
     columns = max(1, (console.width - margin) // width)
 
@@ -256,7 +217,7 @@ def show_lens(look: LookData, console: Console) -> None:
             above.append(fitted(f" {token}", width, console))
 
         console.print(above)
-        for name, layer in zip(names, look.lens, strict=True):
+        for name, layer in zip(names, lens, strict=True):
             line = Text(fitted(name, margin, console), no_wrap=True)
             for guesses in layer[first : first + columns]:
                 line.append_text(guess_cell(guesses, width, console))
@@ -289,19 +250,15 @@ def guess_cell(guesses: Sequence[Guess], width: int, console: Console) -> Text:
 # Norms
 
 
-def show_norms(look: LookData, console: Console) -> None:
+def show_norms(look: LookData, console: Console, choice: ViewChoice) -> None:
     """A bar for each layer: the median over the positions, with minimum and maximum."""
-    if look.norms is None:
-        raise ValueError(
-            "norms: they were not computed; an RNN has no residual stream, or the text is long"
-        )
-
+    residual, gradient = view_data(look, "norms")
     below = "The median over the positions, then minimum and maximum."
     heading(console, "Residual stream norm", below)
-    console.print(norm_table(look.norms.residual, console))
-    if look.norms.gradient is not None:
+    console.print(norm_table(residual, console))
+    if gradient is not None:
         heading(console, "Gradient norm", below)
-        console.print(norm_table(look.norms.gradient, console))
+        console.print(norm_table(gradient, console))
 
 
 def norm_table(layers: Sequence[Float[Tensor, "T"]], console: Console) -> Table:
@@ -332,3 +289,15 @@ def token_text(text: str, console: Console) -> str:
         return shown
 
     return fitted(shown, len(shown), console)
+
+
+VIEWS: dict[str, Callable[[LookData, Console, ViewChoice], None]] = {
+    "head": show_head,
+    "heads": show_heads,
+    "lines": show_lines,
+    "next": show_next,
+    "lens": show_lens,
+    "norms": show_norms,
+    "numbers": show_numbers,
+    "attribution": show_attribution,
+}

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
 
 from jaxtyping import Float
 from rich.cells import cell_len
@@ -25,6 +27,53 @@ NAMES = {
     "decoder": "Self-attention of the decoder",
     "cross": "Cross-attention",
 }
+ENDINGS = (".png", ".svg", ".pdf")
+"""File formats of a figure."""
+MISSING = {
+    "next": "this model predicts no tokens",
+    "lens": "it was not computed; this model predicts no tokens, or the text is long",
+    "norms": "they were not computed; an RNN has no residual stream, or the text is long",
+    "attribution": "it was not computed; look again with attribution=True",
+}
+
+
+def check_ending(out: Path, name: str = "plot") -> None:
+    """Raise an error that starts with `name` if `out` is not a figure's file name."""
+    if out.suffix.lower() not in ENDINGS:
+        raise ValueError(f"{name}: expected the name of a .png, .svg or .pdf file, not {out}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ViewChoice:
+    """What is shown of a look."""
+
+    view: View | None = None
+    """None for the default of the page, and for `head` in a picture or the terminal."""
+    kind: str | None = None
+    """The kind of attention; see `LookData.of`."""
+    layer: int | None = None
+    """The layer; a number below 0 counts from the last."""
+    head: Heads = None
+    words: bool = False
+    """Whether tokens are joined to whole words."""
+
+
+def view_data(look: LookData, view: str) -> Any:
+    """The data of next, lens, norms or attribution; an error if the look has none."""
+    data = getattr(look, view)
+    if data is None:
+        raise ValueError(f"{view}: {MISSING[view]}")
+
+    return data
+
+
+def with_overview(look: LookData, choice: ViewChoice) -> CapturedAttention:
+    """The attention of a look for a view of all heads; an error if they have no overview."""
+    attention = look.of(choice.kind)
+    if not len(attention.overview):
+        raise ValueError(f"{choice.view}: this look has no overview of its heads")
+
+    return attention
 
 
 class AttentionView(NamedTuple):
@@ -49,24 +98,10 @@ class AttentionView(NamedTuple):
         return self.weights.mean(0)
 
 
-def attention_view(
-    look: LookData,
-    kind: str | None = None,
-    layer: int = 0,
-    head: Heads = None,
-    words: bool = False,
-) -> AttentionView:
-    """The attention weights of one layer's heads.
-
-    Args:
-        look: The look.
-        kind: The kind of attention; see `LookData.of`.
-        layer: The layer; a number below 0 counts from the last.
-        head: One head or several; None for all of the layer.
-        words: Whether tokens are joined to whole words.
-    """
-    attention = look.of(kind)
-    layer = numbered("layer", layer, attention.depth)
+def attention_view(look: LookData, choice: ViewChoice) -> AttentionView:
+    """The attention weights of one layer's heads, by default of the first layer."""
+    attention = look.of(choice.kind)
+    layer = numbered("layer", choice.layer or 0, attention.depth)
     if layer not in attention.layers:
         captured = ", ".join(map(str, attention.layers)) or "none"
         raise ValueError(
@@ -74,19 +109,11 @@ def attention_view(
             "look at it again"
         )
 
-    heads = head_numbers(head, attention.heads)
+    heads = head_numbers(choice.head, attention.heads)
     weights = attention.layers[layer][list(heads)]  # (H, T, S)
-    if words:
-        weights = join_words(weights, attention.rows.words, attention.columns.words)
+    matrix = labelled(weights, attention.rows, attention.columns, choice.words)
 
-    return AttentionView(
-        f"{NAMES[attention.kind]}, layer {layer}",
-        attention,
-        heads,
-        weights,
-        labels(attention.rows, words),
-        labels(attention.columns, words),
-    )
+    return AttentionView(f"{NAMES[attention.kind]}, layer {layer}", attention, heads, *matrix)
 
 
 def head_numbers(head: Heads, count: int) -> tuple[int, ...]:
@@ -125,27 +152,28 @@ def heads_named(heads: Sequence[int], count: int) -> str:
     return f"mean of heads {', '.join(map(str, heads[:-1]))} and {heads[-1]}"
 
 
-class Attributed(NamedTuple):
-    """Attribution by |gradient x input|, between tokens or whole words."""
+class LabelledMatrix(NamedTuple):
+    """Attention or attribution, between tokens or whole words."""
 
-    weights: Float[Tensor, "T S"]
-    """The share of each input token in the prediction at each position."""
+    weights: Float[Tensor, "*n T S"]
     rows: tuple[str, ...]
     columns: tuple[str, ...]
 
 
-def attributed(look: LookData, words: bool = False) -> Attributed:
-    """The attribution of a look; an error if it was not computed."""
-    if look.attribution is None:
-        raise ValueError("attribution: it was not computed; look again with attribution=True")
-
-    weights = look.attribution
-    rows = look.reading.rows
-    columns = look.reading.source or look.reading.text
+def labelled(
+    weights: Float[Tensor, "*n T S"], rows: Side, columns: Side, words: bool
+) -> LabelledMatrix:
+    """A matrix with its labels; with `words` tokens are joined to whole words."""
     if words:
         weights = join_words(weights, rows.words, columns.words)
 
-    return Attributed(weights, labels(rows, words), labels(columns, words))
+    return LabelledMatrix(weights, labels(rows, words), labels(columns, words))
+
+
+def attribution_view(look: LookData, choice: ViewChoice) -> LabelledMatrix:
+    """The share of each input token in the prediction at each position."""
+    columns = look.reading.source or look.reading.text
+    return labelled(view_data(look, "attribution"), look.reading.rows, columns, choice.words)
 
 
 def prediction_title(look: LookData) -> str:

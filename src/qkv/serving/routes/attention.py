@@ -14,6 +14,7 @@ from qkv.insight.inspect.look_data import LENS_MAX_TOKENS
 from qkv.insight.inspect.model_input import Reading, make_side, read
 from qkv.insight.look import Look, longest_side, look
 from qkv.insight.render.page import EXACT, blocks, cells, compact, described, opening
+from qkv.insight.render.views import ViewChoice
 from qkv.models.model import Model
 from qkv.models.sites import attends, attention_sites
 from qkv.serving.http.errors import Json
@@ -139,7 +140,7 @@ def check_weights(model: Model, size: int, layers: list[int] | None) -> None:
 def look_response(result: Look, body: AttentionRequest) -> Response:
     """Pack a look as the page of `qkv look` reads it."""
     code: Any = "linear16" if cells(result) <= EXACT else "root8"
-    start = opening(result, None, body.kind, None, None, False)
+    start = opening(result, ViewChoice(kind=body.kind))
     packed = dict(blocks(result, code, str(start.get("kind")), start.get("layer", 0)))
 
     return Json(

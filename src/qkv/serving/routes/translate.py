@@ -11,8 +11,8 @@ import torch
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from qkv.data.batches.padding import up_to
 from qkv.generation.sampling_params import SamplingParams
-from qkv.generation.search.search_loop import rounded
 from qkv.generation.translate import SIMILAR, in_one_line, room_for, source_ids
 from qkv.insight.inspect.alignment import alignment
 from qkv.insight.inspect.whole_words import join_words, whole_words
@@ -83,7 +83,7 @@ def generation_requests(
 
     requests: list[GenerationRequest] = []
     for source in filter(None, sources):
-        wanted = 2 * rounded(len(source), SIMILAR) + SIMILAR
+        wanted = 2 * up_to(len(source), SIMILAR) + SIMILAR
         if body.max_tokens is not None:
             wanted = min(body.max_tokens, MAX_SEQUENCE)
 

@@ -15,9 +15,9 @@ from qkv.generation.generate import without_dropout
 from qkv.insight.heads.head_ablation import ablate
 from qkv.insight.heads.text_batches import batches_from_examples
 from qkv.insight.inspect import upper_layers
-from qkv.insight.inspect.capture import attention_sites
 from qkv.models import HeadConfig, TaskModel, TaskModelConfig
 from qkv.models.heads import pooled
+from qkv.models.sites import attention_sites
 from qkv.nn.hooks import add_hook, capture, has_hooks
 from qkv.text import train
 from qkv.training.finetune.task_objective import TaskObjective

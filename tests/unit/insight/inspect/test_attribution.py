@@ -71,7 +71,7 @@ def by_differences(model: Any, read: Reading, position: int, side: int) -> list[
             return value
 
         with torch.no_grad(), add_hook(backbone, "*embedding.output", grow):
-            hidden = module.hidden_of(model, arguments)
+            hidden = backbone_of(model).hidden(**arguments)
             return backbone.logits(hidden)[0, position]
 
     top = int(logit(None, 0).argmax())

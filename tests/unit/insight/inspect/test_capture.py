@@ -13,9 +13,10 @@ from torch.testing import assert_close
 
 from qkv.insight.inspect import capture as module
 from qkv.insight.inspect.alignment import alignment
-from qkv.insight.inspect.capture import attention_sites, capture_attention, unmasked
+from qkv.insight.inspect.capture import capture_attention, unmasked
 from qkv.insight.inspect.model_input import read
 from qkv.models import GPT
+from qkv.models.sites import attention_sites
 from qkv.nn.hooks import capture, has_hooks
 from qkv.text import train
 from support.families import (
@@ -149,10 +150,10 @@ def test_one_layer_keeps_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     alive: list[int] = []
     store = module.SiteCapture.store
 
-    def watched(self: Any, layer: int, weights: Tensor, name: str) -> None:
+    def watched(self: Any, weights: Tensor, name: str, layer: int) -> None:
         alive.append(sum(reference() is not None for reference in formed))
         formed.append(weakref.ref(weights))
-        store(self, layer, weights, name)
+        store(self, weights, name, layer)
 
     monkeypatch.setattr(module.SiteCapture, "store", watched)
     (whole,) = capture_attention(model, text)

@@ -11,7 +11,7 @@ from torch.testing import assert_close
 
 from qkv.insight.inspect.capture import unmasked
 from qkv.insight.inspect.logit_lens import logit_lens, next_tokens
-from qkv.insight.inspect.model_input import hidden, hidden_of, ids_of
+from qkv.insight.inspect.model_input import hidden, ids_of
 from qkv.insight.inspect.residual_norms import residual_norms
 from qkv.nn.hooks import add_hook, capture
 from qkv.text import train
@@ -113,7 +113,7 @@ def test_norms_and_the_gradient_by_finite_differences(family: str) -> None:
             unchecked(),
             add_hook(model, point, lambda value, name: value + moved),
         ):
-            logits = model.logits(hidden_of(model, rows))
+            logits = model.logits(model.hidden(**rows))
         targets = ids
         if family != "bert":
             logits = logits[:, :-1]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch.testing import assert_close
 
-from qkv.insight.inspect.whole_words import WholeWord, join_words, mean_rows, sum_columns
+from qkv.insight.inspect.whole_words import WholeWord, join_words
 
 ROWS = [WholeWord("un", [0, 1]), WholeWord("b", [2]), WholeWord("c", [3, 4, 5])]
 COLUMNS = [WholeWord("x", [0]), WholeWord("y", [1, 2, 3])]
@@ -24,10 +24,10 @@ def test_pieces_are_joined_as_the_definition_says() -> None:
 
 def test_rows_or_columns_alone() -> None:
     weights = torch.rand(6, 4)
-    assert_close(
-        sum_columns(weights, COLUMNS), torch.stack([weights[:, 0], weights[:, 1:].sum(1)], dim=1)
-    )
-    assert_close(mean_rows(weights, ROWS)[2], weights[3:].mean(0))
+    single = [WholeWord(str(position), [position]) for position in range(6)]
+    summed = join_words(weights, single, COLUMNS)
+    assert_close(summed, torch.stack([weights[:, 0], weights[:, 1:].sum(1)], dim=1))
+    assert_close(join_words(weights, ROWS, single[:4])[2], weights[3:].mean(0))
 
 
 def test_words_of_one_piece_change_nothing() -> None:

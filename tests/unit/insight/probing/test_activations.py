@@ -118,7 +118,7 @@ def test_blocks_have_every_text_once(size: int) -> None:
     texts = some_texts()
     blocks = texts.blocks(size)
     assert [text for block in blocks for text in block] == list(range(len(texts)))
-    assert all(texts.begin(block.start) < texts.ends[block.stop - 1] for block in blocks)
+    assert all(texts.span(block) for block in blocks)
     shuffled = texts.shuffled()
     assert sorted(map(len, shuffled.ids)) == sorted(map(len, texts.ids))
     count = len(shuffled.positions[0])

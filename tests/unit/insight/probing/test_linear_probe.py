@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from qkv.insight.probing.activations import ProbeData
+from qkv.insight.probing.activations import Activations, ProbeData
 from qkv.insight.probing.linear_probe import (
     UNKNOWN,
     BestWeights,
@@ -26,22 +26,21 @@ from qkv.insight.probing.linear_probe import (
 E = 6
 
 
-class GivenActivations:
+class GivenActivations(Activations):
     """Activations from a tensor (L, n, E), two vectors for each text."""
 
     together = True
 
     def __init__(self, vectors: Tensor, targets: np.ndarray, block: int = 64) -> None:
         self.vectors = vectors
-        self.layers = tuple(map(str, range(len(vectors))))
         positions = [np.array([0, 1])] * (len(targets) // 2)
-        self.texts = ProbeData([np.array([1, 2])] * len(positions), positions, targets)
-        self.blocks = self.texts.blocks(block)
+        texts = ProbeData([np.array([1, 2])] * len(positions), positions, targets)
+        super().__init__(texts, list(map(str, range(len(vectors)))), texts.blocks(block))
 
     def read(self, block: int, layers: Sequence[str]) -> Tensor:
-        begin = self.texts.begin(self.blocks[block].start)
-        end = self.texts.ends[self.blocks[block].stop - 1]
-        return self.vectors[[self.layers.index(layer) for layer in layers], begin:end]
+        span = self.span(block)
+        chosen = [self.layers.index(layer) for layer in layers]
+        return self.vectors[chosen, span.start : span.stop]
 
 
 def fit_halves(x: Tensor, targets: np.ndarray, classes: int, **how: Any) -> Fitted:

@@ -16,13 +16,12 @@ from qkv.insight.probing.activations import ProbeData, block_vectors
 from qkv.insight.probing.linear_probe import ProbeTraining
 from qkv.insight.probing.probe_model import (
     LayerScore,
-    Measure,
     ProbeResult,
     best_of,
     probe,
     randomised,
 )
-from qkv.insight.probing.probe_tasks import ProbeTask
+from qkv.insight.probing.probe_tasks import Measure, ProbeTask
 from support.families import V, gpt
 
 LEARNING = ProbeTraining(epochs=4, rate=0.02)

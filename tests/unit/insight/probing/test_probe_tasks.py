@@ -10,9 +10,6 @@ import pytest
 
 from qkv.data.tokens.token_arrays import Tokens
 from qkv.insight.probing.probe_tasks import (
-    about_position,
-    about_texts,
-    about_words,
     draw_windows,
     position_task,
     probe_task,
@@ -61,8 +58,8 @@ def test_a_gpt_is_probed_at_the_last_piece_of_a_word_and_a_bert_at_the_first(
         for n, (word, _, _) in enumerate(WORDS)
     ]
     ends = np.cumsum(pieces)
-    causal = about_words(gpt(tokenizer), tokenizer, file).parts[0]
-    both = about_words(bert(tokenizer), tokenizer, file).parts[0]
+    causal = probe_task(gpt(tokenizer), tokenizer, f"{file}:upos").parts[0]
+    both = probe_task(bert(tokenizer), tokenizer, f"{file}:upos").parts[0]
     assert causal.positions[0].tolist() == (ends - 1).tolist()
     assert both.positions[0].tolist() == (ends - pieces + 1).tolist()  # after [start]
     assert len(causal.ids[0]) + 2 == len(both.ids[0])
@@ -86,8 +83,9 @@ def test_columns_as_classes_and_heads_as_numbers(tokenizer: Tokenizer, tmp_path:
 
 def test_files_to_validate_and_to_test_on(tokenizer: Tokenizer, tmp_path: Path) -> None:
     files = [str(conllu(tmp_path / f"{n}.conllu", n)) for n in (12, 5, 3)]
-    parts = about_words(
-        gpt(tokenizer), tokenizer, files[0], validation=files[1:2], test=files[2:], most=7
+    target = f"{files[0]}:upos"
+    parts = probe_task(
+        gpt(tokenizer), tokenizer, target, validation=files[1:2], test=files[2:], most=7
     ).parts
     assert [len(part) for part in parts] == [7, 5, 3]
 
@@ -112,15 +110,15 @@ def test_no_file_is_used_twice(tokenizer: Tokenizer, tmp_path: Path) -> None:
             with pytest.raises(ValueError, match=rf"{use}: .*file of target"):
                 probe_task(model, tokenizer, f"{file}:upos", **{use: same})  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"test: .*file of validation"):
-        about_words(model, tokenizer, file, validation=[str(other)], test=[str(other)])
+        probe_task(model, tokenizer, f"{file}:upos", validation=[str(other)], test=[str(other)])
     table = tsv(tmp_path / "a.tsv", [(text, "ab"[n % 2]) for n, text in enumerate(SENTENCES[:20])])
     with pytest.raises(ValueError, match=r"test: .*file of target"):
-        about_texts(model, tokenizer, table, test=[str(table)])
+        probe_task(model, tokenizer, str(table), test=[str(table)])
 
 
 def test_words_beyond_the_context_are_not_probed(tokenizer: Tokenizer, tmp_path: Path) -> None:
     small = GPT(GPTConfig(vocabulary=tokenizer.vocabulary, **(SMALL | {"context": 5})))
-    task = about_words(small, tokenizer, conllu(tmp_path / "a.conllu"))
+    task = probe_task(small, tokenizer, f"{conllu(tmp_path / 'a.conllu')}:upos")
     assert max(positions[-1] for positions in task.parts[0].positions) < 5
     assert "words lie beyond 5 tokens" in task.notes[0]
 
@@ -130,7 +128,7 @@ def test_a_text_is_its_first_or_last_vector_or_the_mean(
     tokenizer: Tokenizer, tmp_path: Path, pooling: Any, position: int
 ) -> None:
     file = tsv(tmp_path / "a.tsv", [(text, "ab"[n % 2]) for n, text in enumerate(SENTENCES[:20])])
-    part = about_texts(gpt(tokenizer), tokenizer, file, pooling=pooling).parts[1]
+    part = probe_task(gpt(tokenizer), tokenizer, str(file), pooling=pooling).parts[1]
     assert part.mean == (pooling == "mean")
     for positions, ids in zip(part.positions, part.ids, strict=True):
         assert int(positions[0]) == (len(ids) - 1 if position else 0)
@@ -143,14 +141,14 @@ def test_labels_are_numbers_if_one_has_a_fraction(tokenizer: Tokenizer, tmp_path
     parts = tsv(
         tmp_path / "parts.tsv", [(text, str(n / 2)) for n, text in enumerate(SENTENCES[:20])]
     )
-    assert len(about_texts(model, tokenizer, counts).labels) > 2
-    assert about_texts(model, tokenizer, counts, numbers=True).labels == ()
-    assert about_texts(model, tokenizer, parts).measures == ("distance",)
+    assert len(probe_task(model, tokenizer, str(counts)).labels) > 2
+    assert probe_task(model, tokenizer, str(counts), numbers=True).labels == ()
+    assert probe_task(model, tokenizer, str(parts)).measures == ("distance",)
     names = tsv(
         tmp_path / "names.tsv", [(text, "ab"[n % 2]) for n, text in enumerate(SENTENCES[:20])]
     )
     with pytest.raises(ValueError, match=r"names.tsv:\d+: .*number"):
-        about_texts(model, tokenizer, names, numbers=True)
+        probe_task(model, tokenizer, str(names), numbers=True)
 
 
 def test_windows_begin_in_the_middle_of_texts() -> None:
@@ -208,5 +206,6 @@ def test_an_rnn_has_no_maximum_length(
     monkeypatch.setenv("QKV_CACHE", str(tmp_path))
     (tmp_path / "long.txt").write_text(" ".join(SENTENCES * 5))
     model = RNN(RNNConfig(vocabulary=tokenizer.vocabulary, width=8))
-    task = about_position(model, tokenizer, [str(tmp_path / "long.txt")], length=40, windows=5)
+    data = [str(tmp_path / "long.txt")]
+    task = probe_task(model, tokenizer, "position", data=data, length=40, windows=5)
     assert {len(ids) for ids in task.parts[0].ids} == {40}

@@ -20,9 +20,10 @@ from qkv import storage
 from qkv.insight.look import Look
 from qkv.insight.render import page as pages
 from qkv.insight.render.figures import figure_style
-from qkv.insight.render.page import page, write_page
+from qkv.insight.render.page import page
 from qkv.insight.render.page_text import heading, missing_views
 from qkv.insight.render.script_bundle import bundle, module, modules
+from qkv.insight.render.views import ViewChoice
 from support.made_looks import HOSTILE, attention, made_look, recurrent_look, side, weights
 
 
@@ -285,7 +286,7 @@ def test_the_drawing_code_has_the_colours_of_the_figures() -> None:
 
 def test_the_opening_state() -> None:
     def start(look: Look, **how: Any) -> dict[str, Any]:
-        return dict(Blocks(page(look, **how)).data()["start"])
+        return dict(Blocks(page(look, ViewChoice(**how))).data()["start"])
 
     look = made_look(["a", "b"], source=["c", "d", "e"], heads=4)
     assert start(look) == {
@@ -306,11 +307,11 @@ def test_the_opening_state() -> None:
         ({"kind": "self"}, "kind: this model has encoder, decoder, cross"),
     ):
         with pytest.raises(ValueError, match=message):
-            page(look, **how)
+            page(look, ViewChoice(**how))
     bare = replace(look, lens=None, attention=[])
     for view in ("lens", "head", "numbers"):
         with pytest.raises(ValueError, match=f"^view: there is no {view} in this look at a model$"):
-            page(bare, view=view)
+            page(bare, ViewChoice(view=view))
     assert start(bare, view="norms") == {"view": "norms"}
 
 
@@ -324,11 +325,11 @@ def test_a_look_without_an_overview_is_refused() -> None:
 def test_the_file_is_written_atomically(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     look = made_look()
     out = tmp_path / "new" / "page.html"
-    assert write_page(look, out, layer=1) == out
-    assert out.read_text(encoding="utf-8") == page(look, layer=1)
+    assert look.save(out, layer=1) == out
+    assert out.read_text(encoding="utf-8") == page(look, ViewChoice(layer=1))
     before = out.read_bytes()
     monkeypatch.setattr(storage, "free", lambda folder: 10)
     with pytest.raises(storage.DiskFull, match="no room on the disk"):
-        write_page(made_look(HOSTILE), out)
+        made_look(HOSTILE).save(out)
     assert out.read_bytes() == before
     assert list(out.parent.iterdir()) == [out]

@@ -19,7 +19,7 @@ from qkv.insight.look import Look
 from qkv.insight.look import look as look_of
 from qkv.insight.render.terminal import show
 from qkv.insight.render.terminal_cells import BLUES
-from qkv.insight.render.views import View
+from qkv.insight.render.views import View, ViewChoice
 from qkv.text import train
 from support.families import bert, gpt
 from support.looks import HOSTILE, look_at, translation
@@ -35,7 +35,7 @@ def printed(look: Look, width: int = 100, *, colours: bool = False, **how: objec
         color_system="256" if colours else None,
         highlight=False,
     )
-    show(look, console, **how)  # type: ignore[arg-type]
+    show(look, console, ViewChoice(**how))  # type: ignore[arg-type]
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import matplotlib
 import numpy as np
@@ -13,12 +14,18 @@ from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap, Normalize, PowerNorm
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
-from matplotlib.layout_engine import ConstrainedLayoutEngine
 from rich.cells import cell_len
 from torch import Tensor
 
 from qkv.insight.inspect.capture import CapturedAttention
-from qkv.insight.render.figures.figure_style import INK, PALE
+from qkv.insight.render.figures.figure_style import (
+    INK,
+    PALE,
+    canvas,
+    colour_bar,
+    hide_frame,
+    write_cells,
+)
 
 # The colours do not begin with white, so that an empty cell is still visible.
 BLUES = ListedColormap(matplotlib.colormaps["Blues"](np.linspace(0.06, 1, 256)), name="qkv-blues")
@@ -29,13 +36,6 @@ LETTER = 0.62  # the width of a letter as a fraction of the font size
 POINTS = 72  # per inch
 GAP = 1.08  # distance between two tiles, as a multiple of their size
 TICKS = (0, 0.05, 0.25, 0.5, 1)
-
-
-def canvas(wide: float, high: float) -> Figure:
-    """An empty figure of this size in inches."""
-    return Figure(
-        figsize=(wide, high), layout=ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.1, wspace=0.03)
-    )
 
 
 def write_title(figure: Figure, title: str) -> None:
@@ -69,7 +69,7 @@ def heat_map(
     axes.set_xlabel(column_name, fontsize=13)
     axes.set_ylabel(row_name, fontsize=13)
     if has_scale:
-        draw_scale(figure, image, axes)
+        colour_bar(axes, image, "weight", ticks=TICKS)
 
     write_title(figure, title)
 
@@ -155,7 +155,9 @@ def matrix(
     count = max(values.shape)
     if count <= NUMBERED:
         font = min(font_of(count), side_of(count) * POINTS * 0.3)
-        write_numbers(axes, values, norm(shown), font, format_value)
+        form = format_value or partial(cell_text, few=count <= FEW)
+        texts = [[form(value) for value in row] for row in values]
+        write_cells(axes, texts, norm(shown) > 0.6, font)
         separate_cells(axes, *values.shape)
 
     if title:
@@ -181,25 +183,14 @@ def label_cells(axes: Axes, rows: Sequence[str], columns: Sequence[str]) -> None
         name.set(ha="right", va=vertical, rotation_mode="anchor")
 
 
-def write_numbers(
-    axes: Axes,
-    values: Float[np.ndarray, "T S"],
-    shades: Float[np.ndarray, "T S"],
-    font: float,
-    format_value: Callable[[float], str] | None,
-) -> None:
-    """Write the number of each cell, in white on dark cells."""
-    few = max(values.shape) <= FEW
-    for (row, column), value in np.ndenumerate(values):
-        text = f"{value:.2f}"
-        if format_value is not None:
-            text = format_value(value)
-        elif not few:
-            text = text.removeprefix("0")
+def cell_text(value: float, few: bool) -> str:
+    """A weight with two decimals; among many cells none for a weight near 0."""
+    if few:
+        return f"{value:.2f}"
+    if value < 0.005:
+        return ""
 
-        if format_value is not None or few or value >= 0.005:
-            colour = "white" if shades[row, column] > 0.6 else INK
-            axes.text(column, row, text, ha="center", va="center", fontsize=font, color=colour)
+    return f"{value:.2f}".removeprefix("0")
 
 
 def separate_cells(axes: Axes, rows: int, columns: int) -> None:
@@ -211,30 +202,12 @@ def separate_cells(axes: Axes, rows: int, columns: int) -> None:
         axes.axvline(edge - 0.5, color="white", linewidth=1.5)
 
 
-def hide_frame(axes: Axes) -> None:
-    axes.tick_params(length=0)
-    axes.grid(visible=False)
-    axes.spines[:].set_visible(False)
-
-
-def draw_scale(figure: Figure, image: AxesImage, axes: Axes) -> None:
-    """A colour bar of weights."""
-    bar = figure.colorbar(image, ax=[axes], ticks=TICKS, shrink=0.6, aspect=30, pad=0.02)
-    bar.ax.set_yticklabels([f"{tick:g}" for tick in TICKS])
-    bar.ax.tick_params(labelsize=11, length=0)
-    bar.set_label("weight", fontsize=12)
-    bar.outline.set_visible(False)
-
-
 # All heads
 
 
 def all_heads(attention: CapturedAttention, title: str, below: str) -> Figure:
     """Small heat maps, layers down and heads across; many layers continue in further columns."""
     layers, heads = attention.overview.shape[:2]
-    if layers == 0:
-        raise ValueError("heads: this look has no overview of its heads")
-
     blocks = min(3, max(1, round(math.sqrt(layers / heads))))
     deep = -(-layers // blocks)
     side = min(1.15, 15 / (heads * blocks), 12 / deep)  # inches of a head

@@ -14,8 +14,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from torch import Tensor
 
-from qkv.insight.render.figures.attention import NAMED, POINTS, canvas, hide_frame, write_title
-from qkv.insight.render.figures.figure_style import COLOURS, INK, PALE
+from qkv.insight.render.figures.attention import NAMED, POINTS, write_title
+from qkv.insight.render.figures.figure_style import COLOURS, INK, PALE, canvas, hide_frame
 from qkv.insight.render.views import AttentionView
 
 MANY_LINES = 4000

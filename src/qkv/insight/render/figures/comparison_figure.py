@@ -10,10 +10,17 @@ from typing import Any, Literal, NamedTuple
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.layout_engine import ConstrainedLayoutEngine
-from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from qkv.insight.render.figures.figure_style import COLOURS, PALE, ROUND, check_ending, head, save
+from qkv.insight.render.figures.figure_style import (
+    COLOURS,
+    PALE,
+    canvas,
+    draw_baseline,
+    draw_interval,
+    head,
+    plain_ticks,
+    save,
+)
 from qkv.tables import Table
 
 Way = Literal["prompted", "fine-tuned"]
@@ -95,18 +102,17 @@ def draw_comparison(
     random_baseline: float | None,
 ) -> Path:
     """Draw accuracy by number of examples to a .png, .svg or .pdf file."""
-    check_ending(path, "path")
     if not points:
         raise ValueError("points: expected one or more to draw")
 
-    return save(lambda: draw(points, title, below, random_baseline), path)
+    return save(lambda: draw(points, title, below, random_baseline), path, "path")
 
 
 def draw(
     points: Sequence[Compared], title: str, below: str, random_baseline: float | None
 ) -> Figure:
     """Examples on the x axis, accuracy on the y axis, both methods with their intervals."""
-    figure = Figure(figsize=(9, 5.6), layout=ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.1))
+    figure = canvas(9, 5.6)
     axes = figure.add_subplot()
     numbers = sorted({point.examples for point in points})
     width = max(0.5, x_of(numbers[-1]) - x_of(numbers[0]))
@@ -117,13 +123,12 @@ def draw(
     draw_way(axes, points, "prompted", -shift)
     draw_way(axes, points, "fine-tuned", shift)
     if random_baseline is not None:
-        draw_baseline(axes, 100 * random_baseline)
+        draw_baseline(axes, 100 * random_baseline, "right")
 
     draw_x_axis(axes, numbers, width)
     axes.set_ylabel("accuracy, %")
     axes.margins(y=0.1)
-    axes.yaxis.set_major_locator(MaxNLocator(6, steps=ROUND))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    plain_ticks(axes.yaxis, 6)
     axes.legend(loc="best")
     head(axes, title, below)
 
@@ -140,10 +145,7 @@ def draw_way(axes: Axes, points: Sequence[Compared], way: Way, shift: float) -> 
         at = x_of(point.examples) + shift
         x.append(at)
         means.append(100 * point.mean)
-        interval = [100 * point.low, 100 * point.high]
-        axes.plot(
-            [at, at], interval, color=colour, linewidth=1.8, alpha=0.6, solid_capstyle="round"
-        )
+        draw_interval(axes, at, 100 * point.low, 100 * point.high, colour)
         if point.spread is not None:
             seeds = [100 * accuracy for accuracy in point.accuracies]
             x_seeds = [at] * len(seeds)
@@ -152,20 +154,6 @@ def draw_way(axes: Axes, points: Sequence[Compared], way: Way, shift: float) -> 
     if x:
         line: dict[str, Any] = {"linewidth": 1.3, "markersize": 8, "markeredgecolor": "white"}
         axes.plot(x, means, zorder=3, label=way, **line, **style)
-
-
-def draw_baseline(axes: Axes, value: float) -> None:
-    axes.axhline(value, color=PALE, linewidth=1, linestyle="--", zorder=1)
-    axes.annotate(
-        "random guessing",
-        (0.99, value),
-        xycoords=("axes fraction", "data"),
-        xytext=(0, 3),
-        textcoords="offset points",
-        ha="right",
-        fontsize=9,
-        color=PALE,
-    )
 
 
 def draw_x_axis(axes: Axes, numbers: Sequence[int], width: float) -> None:

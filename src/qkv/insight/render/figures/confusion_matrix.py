@@ -11,10 +11,17 @@ from jaxtyping import Float, Int
 from matplotlib.axes import Axes
 from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
-from matplotlib.layout_engine import ConstrainedLayoutEngine
 from rich.text import Text
 
-from qkv.insight.render.figures.figure_style import INK, check_ending, head, save
+from qkv.insight.render.figures.figure_style import (
+    INK,
+    canvas,
+    colour_bar,
+    head,
+    hide_frame,
+    save,
+    write_cells,
+)
 from qkv.tables import Table
 from qkv.training.finetune.task_metrics import class_metrics
 
@@ -24,6 +31,7 @@ FEW = 6  # classes whose whole matrix fits into a table
 NUMBERED = 20  # classes whose cells have room for their numbers
 MOST = 60  # most classes in a figure or a table; beyond, the most frequent ones
 TAKEN = 3  # confusions named for each class
+TICKS = (0, 0.01, 0.05, 0.2, 0.5, 1)  # of the colour bar
 LONGEST = 24  # characters of a class name
 
 
@@ -166,28 +174,26 @@ def draw_confusion(
     counts: Any, labels: Sequence[str], path: Path, title: str = "Confusion"
 ) -> Path:
     """Draw the matrix to a .png, .svg or .pdf file: true classes down, predicted ones across."""
-    check_ending(path, "path")
     counts, names = checked(counts, labels)
-    return save(lambda: draw(counts, names, title), path)
+    return save(lambda: draw(counts, names, title), path, "path")
 
 
 def draw(counts: Counts, names: Sequence[str], title: str) -> Figure:
     below = summary(counts, "{right:,} of {rows:,} right ({accuracy:.1%}), macro F1 {f1:.1f}")
     counts, names = gathered(counts, names)
     layout = layout_of(len(names))
-    figure = Figure(
-        figsize=figure_size(layout, names), layout=ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.1)
-    )
+    figure = canvas(*figure_size(layout, names))
     axes = figure.add_subplot()
     shares = row_shares(counts)
 
     # Colours follow the square root of a share, so that confusions of a few percent are visible.
     image = axes.imshow(shares, cmap="Blues", norm=PowerNorm(0.5, vmin=0, vmax=1), aspect="equal")
     if len(names) <= NUMBERED:
-        draw_numbers(axes, counts, shares, layout.number_size)
+        texts = [[count_text(count, len(names) <= FEW) for count in row] for row in counts.tolist()]
+        write_cells(axes, texts, shares > 0.3, layout.number_size)
 
     label_axes(axes, names, layout.label_size)
-    draw_colour_bar(figure, axes, image)
+    colour_bar(axes, image, "share of the row", 9, shrink=0.8, ticks=TICKS, form="{:.0%}")
     head(axes, shortened(title, 60), below)
 
     return figure
@@ -208,21 +214,14 @@ def figure_size(layout: MatrixLayout, names: Sequence[str]) -> tuple[float, floa
     return max(5.4, side + 1.3), max(3.6, side + 0.9)
 
 
-def draw_numbers(
-    axes: Axes, counts: Counts, shares: Float[np.ndarray, "C C"], font_size: float
-) -> None:
-    """The count in each cell; with many cells, zeros are left out and large numbers shortened."""
-    roomy = len(counts) <= FEW
-    for (true, predicted), count in np.ndenumerate(counts):
-        if not count and not roomy:
-            continue
+def count_text(count: int, roomy: bool) -> str:
+    """A count; where there is little room, zeros are left out and large numbers shortened."""
+    if roomy or 0 < count < 10_000:
+        return f"{count:,}"
+    if not count:
+        return ""
 
-        text = f"{count:,}"
-        if count >= 10_000 and not roomy:
-            text = f"{count / 1000:.0f}k"
-
-        colour = "white" if shares[true, predicted] > 0.3 else INK
-        axes.text(predicted, true, text, ha="center", va="center", fontsize=font_size, color=colour)
+    return f"{count / 1000:.0f}k"
 
 
 def label_axes(axes: Axes, names: Sequence[str], font_size: float) -> None:
@@ -231,20 +230,9 @@ def label_axes(axes: Axes, names: Sequence[str], font_size: float) -> None:
     rotation = 0 if short else 90
     axes.set_xticks(range(len(names)), names, rotation=rotation, fontsize=font_size, color=INK)
     axes.set_yticks(range(len(names)), names, fontsize=font_size, color=INK)
-    axes.tick_params(length=0)
-    axes.grid(visible=False)
-    axes.spines[:].set_visible(False)
+    hide_frame(axes)
     axes.set_xlabel("predicted")
     axes.set_ylabel("true")
-
-
-def draw_colour_bar(figure: Figure, axes: Axes, image: Any) -> None:
-    ticks = (0, 0.01, 0.05, 0.2, 0.5, 1)
-    bar = figure.colorbar(image, ax=axes, ticks=ticks, shrink=0.8, aspect=30, pad=0.03)
-    bar.ax.set_yticklabels([f"{tick:.0%}" for tick in ticks])
-    bar.ax.tick_params(labelsize=9, length=0)
-    bar.set_label("share of the row", fontsize=9)
-    bar.outline.set_visible(False)
 
 
 def row_shares(counts: Counts) -> Float[np.ndarray, "C C"]:

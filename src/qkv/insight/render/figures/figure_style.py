@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -11,16 +11,22 @@ from typing import Any
 import matplotlib
 from matplotlib import font_manager
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from qkv import storage
+from qkv.insight.render.views import check_ending
 
 # Okabe and Ito's palette, which colour-blind readers can tell apart.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-ENDINGS = (".png", ".svg", ".pdf")
 ROUND = [1, 2, 2.5, 5, 10]  # steps between ticks
 INK = "#222222"
 PALE = "#777777"
+TILTED: Any = {"rotation": 45, "ha": "right", "va": "top", "rotation_mode": "anchor"}
+"""Tick labels that are wider than the distance between two ticks."""
 STYLE: Any = {
     "font.size": 11,
     "text.color": INK,
@@ -57,14 +63,9 @@ FONTS = (
 )
 
 
-def check_ending(out: Path, name: str = "plot") -> None:
-    """Raise an error that starts with `name` if `out` is not a figure's file name."""
-    if out.suffix.lower() not in ENDINGS:
-        raise ValueError(f"{name}: expected the name of a .png, .svg or .pdf file, not {out}")
-
-
-def save(draw: Callable[[], Figure], out: Path) -> Path:
-    """Draw a figure in the common style and write it atomically."""
+def save(draw: Callable[[], Figure], out: Path, name: str = "plot") -> Path:
+    """Draw a figure in the common style and write it atomically; `name` as in `check_ending`."""
+    check_ending(out, name)
     installed = {font.name for font in font_manager.fontManager.ttflist}
     fonts = [name for name in FONTS if name in installed]
 
@@ -84,6 +85,12 @@ def save(draw: Callable[[], Figure], out: Path) -> Path:
     return out
 
 
+def canvas(wide: float, high: float, **spacing: Any) -> Figure:
+    """An empty figure of this size in inches; `spacing` is that of a ConstrainedLayoutEngine."""
+    layout = ConstrainedLayoutEngine(**{"w_pad": 0.12, "h_pad": 0.1, "wspace": 0.03, **spacing})
+    return Figure(figsize=(wide, high), layout=layout)
+
+
 def head(axes: Axes, title: str, below: str) -> None:
     """Write a title and, in a paler line below it, a summary."""
     axes.set_title(title, fontsize=16, fontweight="bold", loc="left", pad=26)
@@ -94,5 +101,71 @@ def head(axes: Axes, title: str, below: str) -> None:
         xycoords="axes fraction",
         textcoords="offset points",
         fontsize=11,
+        color=PALE,
+    )
+
+
+def hide_frame(axes: Axes) -> None:
+    """Remove grid, frame and tick marks, for heat maps."""
+    axes.tick_params(length=0)
+    axes.grid(visible=False)
+    axes.spines[:].set_visible(False)
+
+
+def write_cells(axes: Axes, texts: Sequence[Sequence[str]], dark: Any, font: float) -> None:
+    """Write a text into each cell of a heat map, in white where `dark` is True."""
+    for row, cells in enumerate(texts):
+        for column, text in enumerate(cells):
+            colour = "white" if dark[row, column] else INK
+            if text:
+                axes.text(column, row, text, ha="center", va="center", fontsize=font, color=colour)
+
+
+def colour_bar(
+    axes: Axes,
+    image: AxesImage,
+    label: str = "",
+    font: float = 12,
+    *,
+    shrink: float = 0.6,
+    ticks: Sequence[float] | None = None,
+    form: str = "{:g}",
+) -> None:
+    """A colour bar beside the axes; `form` formats the ticks, if there are any."""
+    bar = axes.figure.colorbar(image, ax=axes, ticks=ticks, shrink=shrink, aspect=30, pad=0.02)
+    if ticks is not None:
+        bar.ax.set_yticklabels([form.format(tick) for tick in ticks])
+
+    bar.ax.tick_params(labelsize=font - 1, length=0)
+    bar.set_label(label, fontsize=font)
+    bar.outline.set_visible(False)
+
+
+def plain_ticks(axis: Axis, count: int, **options: Any) -> None:
+    """At most `count` ticks at round numbers; the options are those of a MaxNLocator."""
+    axis.set_major_locator(MaxNLocator(count, steps=ROUND, **options))
+    plain_numbers(axis)
+
+
+def plain_numbers(axis: Axis) -> None:
+    """Tick labels without a common factor or offset."""
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+
+
+def draw_interval(axes: Axes, x: float, low: float, high: float, colour: str) -> None:
+    """A confidence interval as a vertical line."""
+    axes.plot([x, x], [low, high], color=colour, linewidth=1.8, alpha=0.7, solid_capstyle="round")
+
+
+def draw_baseline(axes: Axes, value: float, align: str = "left") -> None:
+    """The score of random guessing as a dashed line, named at its left or right end."""
+    axes.axhline(value, color=PALE, linewidth=1, linestyle="--", zorder=1)
+    axes.annotate(
+        "random guessing",
+        (0.01 if align == "left" else 0.99, value),
+        xycoords=("axes fraction", "data"),
+        ha=align,
+        va="bottom",
+        fontsize=9,
         color=PALE,
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from textwrap import fill
 from typing import Any
 
@@ -12,7 +11,6 @@ from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap, TwoSlopeNorm
 from matplotlib.figure import Figure
 from matplotlib.gridspec import GridSpec
-from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import MaxNLocator
 from matplotlib.transforms import ScaledTranslation
 
@@ -20,7 +18,7 @@ from qkv.insight.heads.head_ablation import Head, HeadImportance
 from qkv.insight.heads.head_patterns import HeadPatterns
 from qkv.insight.heads.head_syntax import RelationScore, SyntaxResult
 from qkv.insight.inspect.activation_patching import PatchResult
-from qkv.insight.render.figures.figure_style import COLOURS, INK, PALE, check_ending, save
+from qkv.insight.render.figures.figure_style import COLOURS, INK, PALE, canvas, colour_bar
 from qkv.insight.render.views import label
 
 # Zero is white, blue is below and vermilion above: colour-blind readers can tell them apart.
@@ -42,13 +40,8 @@ BAR = 0.36  # height of a bar; two stand side by side
 # Ablation
 
 
-def draw_importance(importance: HeadImportance, path: Path, title: str) -> Path:
-    """A heat map of layers and heads per kind of attention, and the largest changes as bars."""
-    check_ending(path, "plot")
-    return save(lambda: importance_figure(importance, title), path)
-
-
 def importance_figure(importance: HeadImportance, title: str) -> Figure:
+    """A heat map of layers and heads per kind of attention, and the largest changes as bars."""
     kinds = list(importance.change)
     deepest = max(len(change) for change in importance.change.values())
     heads = importance.change[kinds[0]].shape[1]
@@ -64,7 +57,7 @@ def importance_figure(importance: HeadImportance, title: str) -> Figure:
     bars = figure.add_subplot(grid[0, len(kinds)])
     draw_ranking(bars, importance.ranked()[:RANKED], several=len(kinds) > 1)
     bars.set_xlabel(f"{unit}, with 95% intervals")
-    write_texts(figure, title, importance_summary(importance))
+    write_texts(figure, title, importance.summary)
 
     return figure
 
@@ -77,7 +70,7 @@ def draw_changes(figure: Figure, grid: GridSpec, importance: HeadImportance, uni
         title = "" if kind == "self" else kind
         image = heat(axes, change, title, DIVERGING, TwoSlopeNorm(0, -largest, largest))
 
-    colour_bar(figure, axes, image, f"change in {importance.measure}, {unit}")
+    colour_bar(axes, image, f"change in {importance.measure}, {unit}", 9, shrink=0.8)
 
 
 def draw_ranking(axes: Axes, ranked: Sequence[Head], several: bool) -> None:
@@ -102,26 +95,11 @@ def draw_ranking(axes: Axes, ranked: Sequence[Head], several: bool) -> None:
     axes.set_title("largest change, layer.head", fontsize=11, loc="left")
 
 
-def importance_summary(importance: HeadImportance) -> str:
-    replacement = "zeros" if importance.how == "zero" else "its mean"
-    measured = "distance of the text's mean vector"
-    if importance.measure == "loss":
-        measured = f"loss {importance.unchanged:.3f} with all heads"
-
-    texts = f"{importance.texts:,} texts"
-    return f"each head's output replaced by {replacement}; {measured}; {texts}"
-
-
 # Attention patterns
 
 
-def draw_patterns(patterns: Sequence[HeadPatterns], path: Path, title: str) -> Path:
-    """A heat map of layers and heads for each pattern, the strongest heads named."""
-    check_ending(path, "plot")
-    return save(lambda: patterns_figure(patterns, title), path)
-
-
 def patterns_figure(patterns: Sequence[HeadPatterns], title: str) -> Figure:
+    """A heat map of layers and heads for each pattern, the strongest heads named."""
     maps = [(kind, name) for kind in patterns for name in kind.scores]
     first, name = maps[0]
     layers, heads = first.scores[name].shape
@@ -137,7 +115,7 @@ def patterns_figure(patterns: Sequence[HeadPatterns], title: str) -> Figure:
         if index % columns:
             axes.set_ylabel("")
         if index == columns - 1:
-            colour_bar(figure, axes, image, "share of the weight")
+            colour_bar(axes, image, "share of the weight", 9, shrink=0.8)
 
     write_texts(
         figure,
@@ -170,13 +148,8 @@ def draw_pattern(axes: Axes, patterns: HeadPatterns, name: str) -> Any:
 # Syntax
 
 
-def draw_syntax(syntax: SyntaxResult, path: Path, title: str) -> Path:
-    """Bars: the best head of each relation, and the best fixed offset beside it."""
-    check_ending(path, "plot")
-    return save(lambda: syntax_figure(syntax, title), path)
-
-
 def syntax_figure(syntax: SyntaxResult, title: str) -> Figure:
+    """Bars: the best head of each relation, and the best fixed offset beside it."""
     relations = syntax.relations
     figure, grid = sheet(8.8, 0.36 * len(relations) + 2.4, [1])
     axes = figure.add_subplot(grid[0, 0])
@@ -196,15 +169,7 @@ def syntax_figure(syntax: SyntaxResult, title: str) -> Figure:
     axes.grid(axis="y", visible=False)
     draw_legend_below(figure, axes)
 
-    selection = "chosen on the sentences they are measured on"
-    if syntax.halves:
-        selection = "chosen on one half of the sentences, measured on the other"
-
-    write_texts(
-        figure,
-        title,
-        f"{syntax.sentences:,} sentences; head and offset {selection}; lines: 95% intervals",
-    )
+    write_texts(figure, title, f"{syntax.summary}; lines: 95% intervals")
 
     return figure
 
@@ -230,9 +195,8 @@ def annotate_relation(axes: Axes, relation: RelationScore, at: float) -> None:
         ends = [100 * relation.low, 100 * relation.high]
         axes.plot(ends, [at - 0.19, at - 0.19], color=INK, linewidth=1.2)
 
-    arrow = "→" if relation.direction == "to its head" else "←"
     axes.annotate(
-        f"{relation.layer}.{relation.head} {arrow}   {relation.offset:+d}",
+        f"{relation.named_head}   {relation.offset:+d}",
         (100 * right, at),
         xytext=(6, 0),
         textcoords="offset points",
@@ -258,15 +222,8 @@ def draw_legend_below(figure: Figure, axes: Axes) -> None:
 # Activation patching
 
 
-def draw_patched(
-    patched: PatchResult, names: Sequence[str], path: Path, title: str, below: str
-) -> Path:
-    """Layers down, tokens or heads across: how much of the clean answer is restored."""
-    check_ending(path, "plot")
-    return save(lambda: patched_figure(patched, names, title, below), path)
-
-
 def patched_figure(patched: PatchResult, names: Sequence[str], title: str, below: str) -> Figure:
+    """Layers down, tokens or heads across: how much of the clean answer is restored."""
     layers, columns = patched.restored.shape
     figure, grid = sheet(max(7.2, 0.42 * columns + 2.6), max(4.2, 0.17 * layers + 2.4), [1])
     axes = figure.add_subplot(grid[0, 0])
@@ -280,7 +237,7 @@ def patched_figure(patched: PatchResult, names: Sequence[str], title: str, below
         shown = [label(name, LONGEST) for name in names]
         axes.set_xticks(range(columns), shown, rotation=60, ha="right", rotation_mode="anchor")
 
-    colour_bar(figure, axes, image, "0: as corrupted, 1: as clean")
+    colour_bar(axes, image, "0: as corrupted, 1: as clean", 9, shrink=0.8)
     write_texts(figure, title, below)
 
     return figure
@@ -293,10 +250,7 @@ def sheet(
     width: float, height: float, widths: Sequence[float], rows: int = 1
 ) -> tuple[Figure, GridSpec]:
     """A figure of this size in inches and a grid with these relative column widths."""
-    figure = Figure(
-        figsize=(min(width, 24), min(height, 20)),
-        layout=ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.1),
-    )
+    figure = canvas(min(width, 24), min(height, 20))
     return figure, GridSpec(rows, len(widths), width_ratios=list(widths), figure=figure)
 
 
@@ -323,13 +277,6 @@ def heat(
         axes.set_title(title, fontsize=11, loc="left")
 
     return image
-
-
-def colour_bar(figure: Figure, axes: Axes, image: Any, label: str) -> None:
-    bar = figure.colorbar(image, ax=axes, shrink=0.8, pad=0.03)
-    bar.set_label(label, fontsize=9)
-    bar.ax.tick_params(labelsize=8)
-    bar.outline.set_visible(False)
 
 
 def write_texts(figure: Figure, title: str, below: str) -> None:

@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 from rich.console import Console
 from rich.text import Text
 
-from qkv.insight.inspect.position_encoding import PositionEncoding
+from qkv.insight.inspect.position_encoding import PositionTable
 from qkv.insight.render.figures import figure_style
 from qkv.insight.render.terminal_cells import HeatMap
 
@@ -15,7 +15,7 @@ LEGEND_HEADS = 16
 """Up to this number of heads the figure has a legend."""
 
 
-def show(encoding: PositionEncoding, console: Console) -> None:
+def show(encoding: PositionTable, console: Console) -> None:
     """Print the similarity of two positions at distances 0, 1, 2, 4 ...; a column for each head."""
     lines, positions = encoding.by_distance.shape
     distances = [0]
@@ -40,17 +40,17 @@ def show(encoding: PositionEncoding, console: Console) -> None:
     console.print(HeatMap(values, list(map(str, distances)), columns, shades=shades))
 
 
-def draw(encoding: PositionEncoding, name: str) -> Figure:
+def draw(encoding: PositionTable, name: str) -> Figure:
     """Draw the table as a heat map, and beside it the similarity by distance."""
-    figure = Figure(figsize=(12, 5.2), layout="constrained")
+    figure = figure_style.canvas(12, 5.2)
     left, right = figure.subplots(1, 2, width_ratios=[1.25, 1])
-    draw_table(figure, left, encoding, name)
+    draw_table(left, encoding, name)
     draw_similarity(right, encoding)
 
     return figure
 
 
-def draw_table(figure: Figure, axes: Axes, encoding: PositionEncoding, name: str) -> None:
+def draw_table(axes: Axes, encoding: PositionTable, name: str) -> None:
     """A row for each position or distance; colours end at the 99.5% quantile, to spare outliers."""
     largest = float(encoding.table.abs().flatten().double().quantile(0.995)) or 1.0
     colours = "Blues_r"
@@ -71,7 +71,7 @@ def draw_table(figure: Figure, axes: Axes, encoding: PositionEncoding, name: str
     axes.grid(visible=False)
     axes.set_xlabel(encoding.columns)
     axes.set_ylabel(row)
-    figure.colorbar(image, ax=axes, shrink=0.8)
+    figure_style.colour_bar(axes, image, shrink=0.8)
     figure_style.head(
         axes,
         f"{encoding.kind} positions",
@@ -79,7 +79,7 @@ def draw_table(figure: Figure, axes: Axes, encoding: PositionEncoding, name: str
     )
 
 
-def draw_similarity(axes: Axes, encoding: PositionEncoding) -> None:
+def draw_similarity(axes: Axes, encoding: PositionTable) -> None:
     """A line for the model, or one for each head."""
     lines = len(encoding.by_distance)
     for number, line in enumerate(encoding.by_distance):

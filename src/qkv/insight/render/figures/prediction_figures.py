@@ -5,16 +5,30 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from jaxtyping import Float
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.image import AxesImage
 
 from qkv.generation.fill import Guess
 from qkv.insight.inspect.look_data import LookData
-from qkv.insight.render.figures.attention import BLUES, canvas, hide_frame, write_title
-from qkv.insight.render.figures.figure_style import COLOURS, INK, PALE
-from qkv.insight.render.views import label, labels, layer_names, prediction_title
+from qkv.insight.render.figures.attention import BLUES, write_title
+from qkv.insight.render.figures.figure_style import (
+    COLOURS,
+    INK,
+    PALE,
+    TILTED,
+    canvas,
+    colour_bar,
+    hide_frame,
+    write_cells,
+)
+from qkv.insight.render.views import (
+    ViewChoice,
+    label,
+    labels,
+    layer_names,
+    prediction_title,
+    view_data,
+)
 
 POSITIONS = 30  # most positions whose predictions are drawn; beyond, the last ones
 GUESSES = 4
@@ -27,11 +41,9 @@ FEW_LAYERS = 16  # layers that have high rows
 # Next tokens
 
 
-def draw_next(look: LookData) -> Figure:
+def draw_next(look: LookData, choice: ViewChoice) -> Figure:
     """The likeliest tokens after each position or, for a BERT, at each position."""
-    if look.next is None:
-        raise ValueError("next: this model predicts no tokens")
-
+    predictions = view_data(look, "next")
     tokens = labels(look.reading.text)
     below = label(look.model, 60)
     if len(tokens) > POSITIONS:
@@ -41,7 +53,7 @@ def draw_next(look: LookData) -> Figure:
     rows = range(len(tokens_shown))
     figure = canvas(10.5, max(2.6, 0.42 * len(rows) + 1.4))
     axes = figure.add_subplot()
-    for row, guesses in zip(rows, look.next[-POSITIONS:], strict=True):
+    for row, guesses in zip(rows, predictions[-POSITIONS:], strict=True):
         draw_guesses(axes, row, guesses)
 
     axes.set_yticks(rows, tokens_shown, fontsize=14, color=INK)
@@ -90,15 +102,11 @@ def draw_guesses(axes: Axes, row: int, guesses: Sequence[Guess]) -> None:
 # Logit lens
 
 
-def draw_lens(look: LookData) -> Figure:
+def draw_lens(look: LookData, choice: ViewChoice) -> Figure:
     """Tokens across, layers upwards; each cell has the likeliest token, darker if more probable."""
-    if look.lens is None:
-        raise ValueError(
-            "lens: it was not computed; this model predicts no tokens, or the text is long"
-        )
-
+    lens = view_data(look, "lens")
     tokens = labels(look.reading.text)
-    depth = len(look.lens)
+    depth = len(lens)
     has_texts = len(tokens) <= LENS_POSITIONS
     wide = 12 / len(tokens)  # inches of a cell
     if has_texts:
@@ -110,41 +118,20 @@ def draw_lens(look: LookData) -> Figure:
     figure = canvas(max(6.4, wide * len(tokens) + 1.9), high * depth + 2.0)
     axes = figure.add_subplot()
 
-    probabilities = best_probabilities(look.lens)
+    probabilities = np.array([[guesses[0].probability for guesses in layer] for layer in lens])
     image = axes.imshow(probabilities, cmap=BLUES, vmin=0, vmax=1, aspect="auto", origin="lower")
     if has_texts:
-        write_best_tokens(axes, look.lens, probabilities, letters, font)
+        texts = [[label(guesses[0].text, letters) for guesses in layer] for layer in lens]
+        write_cells(axes, texts, probabilities > 0.55, font)
 
     label_positions(axes, tokens, letters, has_texts)
     label_layers(axes, depth)
     hide_frame(axes)
     axes.set_title(label(look.model, 60), fontsize=12, color=PALE, loc="left")
-    draw_probability_scale(figure, axes, image)
+    colour_bar(axes, image, "probability")
     write_title(figure, "Logit lens: the prediction after every layer")
 
     return figure
-
-
-def best_probabilities(lens: Sequence[Sequence[Sequence[Guess]]]) -> Float[np.ndarray, "L T"]:
-    """The probability of the likeliest token by layer and position."""
-    rows = []
-    for layer in lens:
-        rows.append([guesses[0].probability for guesses in layer])
-
-    return np.array(rows)
-
-
-def write_best_tokens(
-    axes: Axes,
-    lens: Sequence[Sequence[Sequence[Guess]]],
-    probabilities: Float[np.ndarray, "L T"],
-    letters: int,
-    font: float,
-) -> None:
-    for (layer, position), probability in np.ndenumerate(probabilities):
-        colour = "white" if probability > 0.55 else INK
-        text = label(lens[layer][position][0].text, letters)
-        axes.text(position, layer, text, ha="center", va="center", fontsize=font, color=colour)
 
 
 def label_positions(axes: Axes, tokens: Sequence[str], letters: int, has_texts: bool) -> None:
@@ -152,10 +139,9 @@ def label_positions(axes: Axes, tokens: Sequence[str], letters: int, has_texts: 
     every = max(1, -(-len(tokens) // 48))
     names = [label(token, 12) for token in tokens]
     font = 13 if has_texts else 8
-    axes.set_xticks(range(0, len(tokens), every), names[::every], fontsize=font, color=INK)
-    if max(map(len, names)) > letters or not has_texts:
-        for name in axes.get_xticklabels():
-            name.set(rotation=45, ha="right", va="top", rotation_mode="anchor")
+    turned = TILTED if max(map(len, names)) > letters or not has_texts else {}
+    ticks = range(0, len(tokens), every)
+    axes.set_xticks(ticks, names[::every], fontsize=font, color=INK, **turned)
 
 
 def label_layers(axes: Axes, depth: int) -> None:
@@ -163,10 +149,3 @@ def label_layers(axes: Axes, depth: int) -> None:
     font = 12 if depth <= FEW_LAYERS else 10
     names = layer_names(depth)[::every]
     axes.set_yticks(range(0, depth, every), names, fontsize=font, color=INK)
-
-
-def draw_probability_scale(figure: Figure, axes: Axes, image: AxesImage) -> None:
-    bar = figure.colorbar(image, ax=axes, shrink=0.6, aspect=30, pad=0.02)
-    bar.set_label("probability", fontsize=12)
-    bar.ax.tick_params(labelsize=11, length=0)
-    bar.outline.set_visible(False)

@@ -8,12 +8,12 @@ from typing import NamedTuple
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import MaxNLocator
 from rich.text import Text
 
-from qkv.insight.probing.probe_model import LayerScore, Measure, ProbeCondition, ProbeResult
-from qkv.insight.render.figures.figure_style import COLOURS, PALE, ROUND, check_ending, save
+from qkv.insight.probing.probe_model import LayerScore, ProbeCondition, ProbeResult
+from qkv.insight.probing.probe_tasks import Measure
+from qkv.insight.render.figures.figure_style import COLOURS, PALE, ROUND, canvas, save
 from qkv.tables import Table
 
 SHORT: dict[ProbeCondition, str] = {
@@ -95,18 +95,14 @@ def title_of(measure: Measure) -> str:
 
 def draw_panels(panels: Sequence[Panel], path: Path, title: str, below: str) -> Path:
     """Draw panels side by side to a .png, .svg or .pdf file."""
-    check_ending(path, "path")
     if not any(panel.lines for panel in panels):
         raise ValueError("panels: expected one line or more to draw")
 
-    return save(lambda: draw(panels, title, below), path)
+    return save(lambda: draw(panels, title, below), path, "path")
 
 
 def draw(panels: Sequence[Panel], title: str, below: str) -> Figure:
-    figure = Figure(
-        figsize=(2.6 + 6.2 * len(panels), 5.6),
-        layout=ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.1),
-    )
+    figure = canvas(2.6 + 6.2 * len(panels), 5.6)
     measures = {panel.measure for panel in panels}
     row = figure.subplots(1, len(panels), squeeze=False, sharey=len(measures) == 1)[0]
     for axes, panel in zip(row, panels, strict=True):
@@ -141,12 +137,7 @@ def draw_panel(axes: Axes, panel: Panel) -> None:
 
 def panel_layers(panel: Panel) -> list[str]:
     """The layers of all lines, in the order in which they first occur."""
-    layers: dict[str, None] = {}
-    for line in panel.lines:
-        for score in line.scores:
-            layers[score.layer] = None
-
-    return list(layers)
+    return list(dict.fromkeys(score.layer for line in panel.lines for score in line.scores))
 
 
 def draw_line(axes: Axes, line: Line, layers: list[str], factor: float, marker: str) -> None:

@@ -8,11 +8,19 @@ from typing import Any, NamedTuple
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from qkv.insight.render.figures.figure_style import COLOURS, INK, PALE, ROUND, check_ending, save
+from qkv.insight.render.figures.figure_style import (
+    COLOURS,
+    INK,
+    PALE,
+    canvas,
+    draw_baseline,
+    draw_interval,
+    plain_numbers,
+    plain_ticks,
+    save,
+)
 
 MARKERS = "osD^vP*X"
 COLUMNS = 3  # panels side by side
@@ -47,7 +55,6 @@ class ScorePanel(NamedTuple):
 
 def plot(results: Mapping[str, Any], out: Path) -> Path:
     """Draw the results of `qkv evaluate --out`: a panel per score, a dot per model."""
-    check_ending(out)
     return save(lambda: draw(results["results"]), out)
 
 
@@ -101,10 +108,7 @@ def draw(results: Sequence[Mapping[str, Any]]) -> Figure:
     styles = model_styles(results)
     columns = min(COLUMNS, len(panels))
     rows = -(-len(panels) // columns)
-    figure = Figure(
-        figsize=(max(5.0, 3.6 * columns), 3.2 * rows + 0.9),
-        layout=ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.1, wspace=0.04, hspace=0.06),
-    )
+    figure = canvas(max(5.0, 3.6 * columns), 3.2 * rows + 0.9, wspace=0.04, hspace=0.06)
     for number, panel in enumerate(panels, start=1):
         draw_panel(figure.add_subplot(rows, columns, number), panel, styles)
 
@@ -164,14 +168,7 @@ def draw_model(
 ) -> None:
     """A model's dots, joined by a dotted line, each with its interval and perhaps its number."""
     for at, score in zip(x, scores, strict=True):
-        axes.plot(
-            [at, at],
-            [score.low, score.high],
-            color=style["color"],
-            linewidth=1.8,
-            alpha=0.75,
-            solid_capstyle="round",
-        )
+        draw_interval(axes, at, score.low, score.high, style["color"])
         if numbered:
             axes.annotate(
                 formatted(score.value),
@@ -191,18 +188,6 @@ def draw_model(
         markeredgecolor="white",
         zorder=3,
         **style,
-    )
-
-
-def draw_baseline(axes: Axes, value: float) -> None:
-    axes.axhline(value, color=PALE, linewidth=1, linestyle="--", zorder=1)
-    axes.annotate(
-        "random guessing",
-        (0.01, value),
-        xycoords=("axes fraction", "data"),
-        va="bottom",
-        fontsize=9,
-        color=PALE,
     )
 
 
@@ -239,10 +224,9 @@ def scale_y_axis(axes: Axes, panel: ScorePanel) -> None:
     unbounded = not panel.higher_is_better
     if unbounded and lowest > 0 and highest > LOG_RATIO * lowest:
         axes.set_yscale("log")
+        plain_numbers(axes.yaxis)
     else:
-        axes.yaxis.set_major_locator(MaxNLocator(5, steps=ROUND))
-
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        plain_ticks(axes.yaxis, 5)
 
 
 def formatted(value: float) -> str:

@@ -9,12 +9,20 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from qkv.insight.render.figures.curve_smoothing import smoothed, thinned
-from qkv.insight.render.figures.figure_style import COLOURS, INK, PALE, ROUND, head, save
+from qkv.insight.render.figures.figure_style import (
+    COLOURS,
+    INK,
+    PALE,
+    ROUND,
+    canvas,
+    head,
+    plain_ticks,
+    save,
+)
 from qkv.insight.render.figures.run_metrics import (
     Horizontal,
     Numbers,
@@ -24,19 +32,22 @@ from qkv.insight.render.figures.run_metrics import (
     read_run,
     short,
 )
+from qkv.insight.render.views import ENDINGS
 from qkv.training.logging.metrics import METRICS_FILE
 
 DASHES = ("-", (0, (5, 1.5)), (0, (1.5, 1.5)))  # the next one when all colours are in use
 PANELS = {"learning_rate": "learning rate", "gradient_norm": "gradient norm"}
 LineStyle = Mapping[str, Any]
 # The field of RunCurves, the label and the style of each kind of line and mark.
+VALIDATION: LineStyle = {
+    "marker": "o",
+    "markersize": 6.5,
+    "markeredgecolor": "white",
+    "linewidth": 1.3,
+}
 LEGEND: tuple[tuple[str, str, LineStyle], ...] = (
     ("x", "training", {}),
-    (
-        "validation",
-        "validation",
-        {"marker": "o", "markersize": 6.5, "markeredgecolor": "white", "linewidth": 1.3},
-    ),
+    ("validation", "validation", VALIDATION),
     ("skipped", "step skipped", {"marker": "x", "linestyle": "none", "markeredgewidth": 1.8}),
     ("rewound", "went back to a checkpoint", {"marker": "<", "linestyle": ":", "linewidth": 1}),
 )
@@ -110,7 +121,7 @@ def figure_path(out: Path | str | None, folders: Sequence[Path]) -> Path:
     out = Path(out)
     if out.is_dir():
         return out / "curves.png"
-    if out.suffix.lower() not in (".png", ".svg", ".pdf"):
+    if out.suffix.lower() not in ENDINGS:
         raise ValueError(
             f"out: expected the name of a .png, .svg or .pdf file, or a folder, not {out}"
         )
@@ -124,13 +135,8 @@ def figure_path(out: Path | str | None, folders: Sequence[Path]) -> Path:
 def draw(runs: Sequence[RunCurves], x: Horizontal, smooth: float) -> Figure:
     """Losses in a large panel; learning rate, gradient norm and metrics in small ones below."""
     kinds = panel_kinds(runs)
-    size = (10.0, 5.0)
-    heights = [1]
-    if kinds:
-        size = (10.0, 6.6)
-        heights = [3, 1]
-
-    figure = Figure(figsize=size, layout=ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.1))
+    heights = [3, 1] if kinds else [1]
+    figure = canvas(10.0, 6.6 if kinds else 5.0)
     grid = figure.add_gridspec(len(heights), max(len(kinds), 1), height_ratios=heights)
     scale, label = unit(runs, x)
     styles = line_styles(len(runs))
@@ -178,17 +184,7 @@ def draw_losses(
     """Training and validation losses of all runs, with marks for skipped and rewound steps."""
     for run, style in zip(runs, styles, strict=True):
         draw_curve(axes, run.x / scale, run.columns["loss"], smooth, style)
-        axes.plot(
-            run.validation_x / scale,
-            run.validation,
-            **style,
-            linewidth=1.3,
-            marker="o",
-            markersize=6.5,
-            markeredgecolor="white",
-            markeredgewidth=1.0,
-            zorder=4,
-        )
+        axes.plot(run.validation_x / scale, run.validation, **style, **VALIDATION, zorder=4)
         mark_events(axes, run, scale, style["color"])
 
     validation = [run.validation for run in runs]
@@ -222,8 +218,7 @@ def draw_small_panel(
 
     title = PANELS.get(kind, kind.replace("_", " "))
     axes.set_title(title, fontsize=11, loc="left", color=INK)
-    axes.yaxis.set_major_locator(MaxNLocator(4, steps=ROUND))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    plain_ticks(axes.yaxis, 4)
     axes.tick_params(labelsize=9)
 
 

@@ -15,11 +15,11 @@ from qkv.insight.heads.head_ablation import HeadImportance
 from qkv.insight.heads.head_patterns import HeadPatterns
 from qkv.insight.heads.head_syntax import RelationScore, SyntaxResult
 from qkv.insight.inspect.activation_patching import PatchResult
+from qkv.insight.render.figures.figure_style import save
 from qkv.insight.render.figures.head_figures import (
-    draw_importance,
-    draw_patched,
-    draw_patterns,
-    draw_syntax,
+    importance_figure,
+    patched_figure,
+    patterns_figure,
     syntax_figure,
 )
 from qkv.insight.render.head_tables import importance_table, patterns_table, syntax_table
@@ -58,13 +58,12 @@ def printed(table: Any) -> str:
 
 
 def test_importance(tmp_path: Path) -> None:
-    out = draw_importance(
-        importance("encoder", "decoder", "cross"), tmp_path / "a.svg", "Which <heads> $x$"
-    )
+    measured = importance("encoder", "decoder", "cross")
+    out = save(lambda: importance_figure(measured, "Which <heads> $x$"), tmp_path / "a.svg")
     text = out.read_text()
     assert "Which &lt;heads&gt; $x$" in text
     assert "cross 2.3" in text
-    draw_importance(importance("self", few=True), tmp_path / "a.png", "few")
+    save(lambda: importance_figure(importance("self", few=True), "few"), tmp_path / "a.png")
     text = printed(importance_table(importance("self")))
     assert "2.3" in text
     assert "+0.3000" in text
@@ -75,14 +74,14 @@ def test_importance(tmp_path: Path) -> None:
 
 def test_patterns(tmp_path: Path) -> None:
     patterns = [some_patterns("encoder"), some_patterns("decoder")]
-    text = draw_patterns(patterns, tmp_path / "a.svg", "patterns").read_text()
+    text = save(lambda: patterns_figure(patterns, "patterns"), tmp_path / "a.svg").read_text()
     layer, head, score = patterns[1].strongest("induction", 1)[0]
     assert f"{layer}.{head} {score:.2f}" in text
     assert f"{layer}.{head}\u00a0{score:.2f}" in printed(patterns_table(patterns))
 
 
 def test_relations(tmp_path: Path) -> None:
-    text = draw_syntax(SYNTAX, tmp_path / "a.svg", "syntax").read_text()
+    text = save(lambda: syntax_figure(SYNTAX, "syntax"), tmp_path / "a.svg").read_text()
     assert "&lt;b&gt;$x$[red]" in text
     text = printed(syntax_table(SYNTAX))
     assert "<b>$x$[red]" in text
@@ -116,11 +115,14 @@ def test_control_characters_are_replaced(tmp_path: Path) -> None:
     bad = "a\x1b[31m\x00\u202e\ufffe"
     patched = PatchResult("residual", "self", torch.rand(2, 2), 2.0, -1.0, "difference", 1, 2)
     one = RelationScore(bad, 20, 0, 3, "to its head", 0.2, NAN, NAN, -2, 0.4, NAN, NAN)
-    draw_patched(patched, [bad, "b"], tmp_path / "0.svg", f"title {bad}", f"below {bad}")
-    draw_syntax(SYNTAX._replace(relations=[one]), tmp_path / "1.svg", bad)
-    draw_importance(importance("self"), tmp_path / "2.svg", bad)
-    draw_patterns([some_patterns("self")], tmp_path / "3.svg", bad)
-    for number in range(4):
+    figures = (
+        lambda: patched_figure(patched, [bad, "b"], f"title {bad}", f"below {bad}"),
+        lambda: syntax_figure(SYNTAX._replace(relations=[one]), bad),
+        lambda: importance_figure(importance("self"), bad),
+        lambda: patterns_figure([some_patterns("self")], bad),
+    )
+    for number, figure in enumerate(figures):
+        save(figure, tmp_path / f"{number}.svg")
         text = "".join(ElementTree.parse(tmp_path / f"{number}.svg").getroot().itertext())
         assert "a\ufffd" in text
         assert not set(bad[1:]) - set("[31m") & set(text)
@@ -129,8 +131,8 @@ def test_control_characters_are_replaced(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("at", "count"), [("residual", 5), ("heads", 4), ("residual", 200)])
 def test_patched(tmp_path: Path, at: Any, count: int) -> None:
     patched = PatchResult(at, "self", torch.rand(3, count) * 2 - 0.5, 2.0, -1.0, "difference", 1, 2)
-    text = draw_patched(
-        patched, ["<script>", *["a"] * (count - 1)], tmp_path / "a.svg", "patched", "below"
-    ).read_text()
+    names = ["<script>", *["a"] * (count - 1)]
+    out = save(lambda: patched_figure(patched, names, "patched", "below"), tmp_path / "a.svg")
+    text = out.read_text()
     assert "<script>" not in text
     assert ("&lt;script&gt;" in text) == (at == "residual" and count < 60)

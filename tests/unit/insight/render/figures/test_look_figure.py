@@ -20,7 +20,7 @@ from qkv.insight.inspect.whole_words import WholeWord
 from qkv.insight.look import Look
 from qkv.insight.render.figures import look_figure
 from qkv.insight.render.figures.figure_style import COLOURS, STYLE
-from qkv.insight.render.views import View, label
+from qkv.insight.render.views import View, ViewChoice, label
 from support.looks import HOSTILE, look_at, translation
 
 TOKENS = ("the", "quick", "brown", "fox")
@@ -28,7 +28,7 @@ TOKENS = ("the", "quick", "brown", "fox")
 
 def figure_of(look: Look, **how: object) -> Figure:
     with matplotlib.rc_context(STYLE):
-        figure = look_figure.draw(look, **how)  # type: ignore[arg-type]
+        figure = look_figure.draw(look, ViewChoice(**how))  # type: ignore[arg-type]
         figure.draw_without_rendering()
     return figure
 
@@ -207,7 +207,7 @@ def test_svg_has_every_token_as_text(view: View, tmp_path: Path) -> None:
     out = tmp_path / "look.svg"
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        look_figure.save(look_at(HOSTILE), out, view=view)
+        look_at(HOSTILE).save(out, view=view)
     texts = [
         "".join(text.itertext())
         for text in ElementTree.parse(out).getroot().iter("{http://www.w3.org/2000/svg}text")
@@ -259,9 +259,9 @@ def test_errors_name_the_missing_view(tmp_path: Path, without_shape_checks: None
     look = translation(["a"], ["b"], torch.ones(1, 1))
     for view in ("next", "lens", "norms", "attribution"):
         with pytest.raises(ValueError, match=f"{view}: "):
-            look_figure.draw(look, view=view)
+            look_figure.draw(look, ViewChoice(view=view))
     with pytest.raises(ValueError, match="out: expected the name of a"):
-        look_figure.save(look, tmp_path / "look.gif")
+        look.save(tmp_path / "look.gif")
     with pytest.raises(
         ValueError, match=r"^view: expected one of head, heads, lines, next, .*, not 'bogus'$"
     ):

@@ -12,7 +12,8 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from rich.console import Console
 
-from qkv.insight.probing.probe_model import LayerScore, Measure, ProbeCondition, ProbeResult
+from qkv.insight.probing.probe_model import LayerScore, ProbeCondition, ProbeResult
+from qkv.insight.probing.probe_tasks import Measure
 from qkv.insight.render.figures.figure_style import STYLE
 from qkv.insight.render.figures.probe_figure import (
     Line,
