@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from importlib import import_module
-from types import ModuleType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 
 class OptionalPackage(NamedTuple):
@@ -38,7 +37,7 @@ def install_command(package: str) -> str:
     return f'pip install "qkv[{PACKAGES[package].extra}]"'
 
 
-def require(module: str, what: str | None = None) -> ModuleType:
+def require(module: str, what: str | None = None) -> Any:
     """Import a module of an optional package.
 
     Args:
