@@ -32,6 +32,7 @@ from qkv.evaluation.question import encode_requests, first_token
 from qkv.extras import require
 from qkv.generation.text import complete, prompt_ids
 from qkv.models import GPT
+from qkv.models.model import expect
 from qkv.training.systems.distributed import device_named
 from qkv.training.systems.precision import check_precision
 
@@ -82,12 +83,9 @@ class Harness(LM):
         if dtype not in (None, "float32", "bfloat16"):
             raise ValueError(f"dtype: expected float32 or bfloat16, not {dtype}")
 
-        model, tokenizer = artifact.load(path)
-        if not isinstance(model, GPT):
-            raise ValueError(
-                "path: the harness evaluates GPTs, which predict the next token, "
-                f"not a {type(model).__name__}"
-            )
+        loaded, tokenizer = artifact.load(path)
+        expected = "path: the harness evaluates GPTs, which predict the next token"
+        model = expect(loaded, GPT, f"{expected}, not a {type(loaded).__name__}")
 
         if device == HARNESS_DEVICE and not torch.cuda.is_available():
             device = None
