@@ -34,7 +34,7 @@ TINY = "--steps 2 --width 16 --heads 2 --depth 1 --context 16 --vocabulary 270 -
 
 # One process for all sections. Servers stop as soon as they have started.
 RUNNER = """
-import json, os, runpy, sys, traceback
+import contextlib, io, json, os, runpy, sys, traceback
 from pathlib import Path
 
 from qkv.cli import main
@@ -45,21 +45,23 @@ Server.run = lambda self, *sockets: None
 def run(program):
     environment, arguments = program
     os.environ.update(environment)
-    sys.argv = arguments[1:]
-    try:
-        if arguments[0] == "qkv":
-            sys.argv = arguments
-            main()
-        else:
-            runpy.run_path(sys.argv[0], run_name="__main__")
-    except SystemExit as stopped:
-        if stopped.code:
-            return f"{arguments} exits with {stopped.code}"
-    except BaseException:
-        return traceback.format_exc()
-    finally:
-        for name in environment:
-            del os.environ[name]
+    printed = io.StringIO()
+    with contextlib.redirect_stderr(printed):
+        try:
+            if arguments[0] == "qkv":
+                sys.argv = arguments
+                main()
+            else:
+                sys.argv = arguments[1:]
+                runpy.run_path(sys.argv[0], run_name="__main__")
+        except SystemExit as stopped:
+            if stopped.code:
+                return f"{arguments}: {printed.getvalue()}"
+        except BaseException:
+            return traceback.format_exc()
+
+    for name in environment:
+        del os.environ[name]
 
 results = {}
 for section, programs in json.loads(Path("programs.json").read_text()).items():
@@ -99,13 +101,15 @@ def errors(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
     (folder / "my.txt").write_text("the cat sat on the mat and the dog ran to the man.\n" * 100)
     programs: dict[str, list[Any]] = {}
     for section in SECTIONS:
+        commands = "".join(blocks(section, "sh")).splitlines()
         programs[section] = []
         for block in blocks(section, "python"):
             (folder / file_name(block)).write_text(block)
-            programs[section].append(({}, ["python", file_name(block)]))
+            command = f"python {file_name(block)}"
+            if not any(line.startswith(command) for line in commands):
+                programs[section].append(program_of(command))
 
-        for block in blocks(section, "sh"):
-            programs[section] += map(program_of, block.splitlines())
+        programs[section] += map(program_of, commands)
 
     (folder / "programs.json").write_text(json.dumps(programs))
     result = subprocess.run(
