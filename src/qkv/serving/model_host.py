@@ -63,7 +63,7 @@ class ModelEntry:
     @property
     def family(self) -> str | None:
         """Name of the model's family, once it is loaded."""
-        for name, kind in FAMILIES.items():
+        for name, (_, kind) in FAMILIES.items():
             if type(self.model) is kind:
                 return name
 
