@@ -211,7 +211,6 @@ def test_commands_name_the_extra_that_is_missing(folder: Path, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("statement", "package"),
     [
-        ("qkv.look", "matplotlib"),
         ("qkv.serve", "fastapi"),
         ("import qkv.insight.render.figures.attention", "matplotlib"),
         ("import qkv.serving.routes.health", "fastapi"),
