@@ -58,8 +58,8 @@ def register_family(name: str, config_class: type[ModelConfig], model_class: typ
     Example:
         A whole family is in docs/extending.md. A name is used once:
 
-        >>> from qkv.models import GPT, BERTConfig, register_family
-        >>> register_family("gpt", BERTConfig, GPT)
+        >>> from qkv.models import GPT, ModelConfig, register_family
+        >>> register_family("gpt", ModelConfig, GPT)
         Traceback (most recent call last):
         ValueError: name: there is a family gpt already, expected another name
     """
