@@ -51,7 +51,7 @@ $(VENV)/bin/python:
 
 $(VENV)/installed: $(VENV)/bin/python pyproject.toml constraints.txt
 	@echo "Installing into $(VENV) (a minute or two the first time) ..."
-	$(PIP) install --constraint constraints.txt --editable .
+	$(PIP) install --constraint constraints.txt --editable ".[all]"
 	@touch $@
 
 $(VENV)/installed-test: $(VENV)/installed weights.txt

@@ -42,14 +42,6 @@ else:
 
     attach(
         __name__,
-        {
-            "qkv.api": ("generate",),
-            "qkv.artifact": ("load", "save"),
-            "qkv.insight.look": ("look",),
-            "qkv.nn.attention": ("attend",),
-            "qkv.serving.serve": ("serve",),
-            "qkv.training.train": ("train",),
-        },
         submodules=(
             "artifact",
             "data",

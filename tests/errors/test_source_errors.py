@@ -292,7 +292,7 @@ def test_parquet_columns() -> None:
 
 def test_parquet_without_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    message = "a.parquet: Parquet is read with the package pyarrow: pip install pyarrow"
+    message = 'a.parquet: the package pyarrow is not installed: pip install "qkv[parquet]"'
     with refused(message, ImportError):
         list(open_texts([write("a.parquet", "x")]))
 

@@ -15,16 +15,8 @@ import tyro
 
 import qkv
 from qkv import machine
+from qkv.extras import PACKAGES, install_command
 
-PACKAGES = {
-    "gguf": "models in GGUF files, such as smollm2",
-    "pyarrow": "data in .parquet files",
-    "datasets": "data from the Hugging Face hub: --data hf:NAME",
-    "lm_eval": "lm-evaluation-harness: lm_eval --model qkv",
-    "tensorboard": "curves in TensorBoard: --sinks tensorboard",
-    "wandb": "curves in Weights & Biases: --sinks wandb",
-}
-"""Optional packages, and what each gives."""
 VARIABLES = ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "QKV_CACHE")
 GIB = 2**30
 LITTLE_MEMORY = 2 * GIB
@@ -58,8 +50,8 @@ def run(as_json: Annotated[bool, tyro.conf.arg(name="json")] = False) -> None:
 
     title = "packages"
     for name, version in facts["packages"].items():
-        status = version or f"not installed (pip install {name})"
-        print(filled(f"{title:12} ", f"{name} {status}: {PACKAGES[name]}", 13))
+        status = version or f"not installed ({install_command(name)})"
+        print(filled(f"{title:12} ", f"{name} {status}: {PACKAGES[name].purpose}", 13))
         title = ""
 
     if not advice:

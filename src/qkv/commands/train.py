@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import make_dataclass
+from dataclasses import make_dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,6 +13,7 @@ from qkv.command_line.parsing import check_subcommand, naming_flags, parse
 from qkv.command_line.usage_errors import UsageError, value_after
 from qkv.models.configs import CONFIGS, Config, family
 from qkv.models.presets import preset
+from qkv.plugins import is_plugin
 from qkv.training.run_config import DataConfig, OptimizerConfig, RunConfig, pick_fields
 
 TRAINED = [name for name in CONFIGS if name != "task_model"]
@@ -46,9 +47,22 @@ def run(arguments: list[str]) -> bool:
     from qkv.training.train import train
 
     with naming_flags(type(config), *GROUPS.values()):
+        config = with_own_parts(config, rest)
         outcome = train(config, data, optimizer, run, samples=samples.sample_maker)
 
     return outcome is None or outcome.finished or under_torchrun()
+
+
+def with_own_parts(config: Config, arguments: Sequence[str]) -> Config:
+    """The config with the parts that flags name as FILE.py:CLASS; these files are run."""
+    from qkv.nn.parts import FIELDS, allow_file
+
+    for field in FIELDS:
+        spec = value_after(f"--{field.replace('_', '-')}", arguments)
+        if spec is not None and is_plugin(spec):
+            config = replace(config, **{field: allow_file(field, spec)})  # type: ignore[arg-type]
+
+    return config
 
 
 def training_flags(

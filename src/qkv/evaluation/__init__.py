@@ -13,22 +13,7 @@ if TYPE_CHECKING:
 else:
     from qkv.lazy_imports import attach
 
-    attach(
-        __name__,
-        {
-            "qkv.evaluation.bleu": ("TranslationScores", "bleu"),
-            "qkv.evaluation.evaluate": ("EvaluationResult", "evaluate"),
-            "qkv.evaluation.evaluators": ("add_kind",),
-            "qkv.evaluation.intervals": ("Score",),
-            "qkv.evaluation.perplexity": (
-                "Perplexity",
-                "text_perplexity",
-                "translation_perplexity",
-            ),
-            "qkv.evaluation.protocol": ("Protocol", "Subject"),
-            "qkv.evaluation.task_file": ("EvaluationTask", "read_task"),
-        },
-    )
+    attach(__name__)
 
 __all__ = [
     "EvaluationResult",

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
-from sacrebleu.metrics.bleu import BLEU
-from sacrebleu.metrics.chrf import CHRF
 
 from qkv.bootstrap import bootstrap
 from qkv.evaluation.intervals import Score
+from qkv.extras import require
 from qkv.nn.config import documented
 
 
@@ -53,8 +53,9 @@ def bleu(hypotheses: Sequence[str], references: Sequence[str]) -> TranslationSco
         (100, 100)
     """
     check_translations(hypotheses, references)
-    word_metric = BLEU()
-    character_metric = CHRF()
+    sacrebleu = require("sacrebleu.metrics")
+    word_metric = sacrebleu.BLEU()
+    character_metric = sacrebleu.CHRF()
     word_score = word_metric.corpus_score(hypotheses, [references]).score
     character_score = character_metric.corpus_score(hypotheses, [references]).score
     signature = f"BLEU|{word_metric.get_signature()} chrF2|{character_metric.get_signature()}"
@@ -70,16 +71,17 @@ def with_intervals(
     seed: int = 0,
 ) -> list[Score]:
     """The scores of `bleu` with confidence intervals from a bootstrap over sentences."""
+    sacrebleu = require("sacrebleu.metrics")
     return [
-        metric_score("BLEU", scores.bleu, BLEU(), hypotheses, references, seed),
-        metric_score("chrF", scores.chrf, CHRF(), hypotheses, references, seed),
+        metric_score("BLEU", scores.bleu, sacrebleu.BLEU(), hypotheses, references, seed),
+        metric_score("chrF", scores.chrf, sacrebleu.CHRF(), hypotheses, references, seed),
     ]
 
 
 def metric_score(
     name: str,
     value: float,
-    metric: BLEU | CHRF,
+    metric: Any,
     hypotheses: Sequence[str],
     references: Sequence[str],
     seed: int,

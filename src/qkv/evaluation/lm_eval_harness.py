@@ -1,7 +1,16 @@
-"""An lm-evaluation-harness model: `lm_eval --model qkv --model_args path=runs/mine --tasks ...`.
+"""A model of the lm-evaluation-harness, with the same likelihoods as `qkv evaluate`.
 
-It computes the same likelihoods as `qkv evaluate`. From Python, import this module, then call
-`lm_eval.simple_evaluate(model="qkv", model_args={"path": "runs/mine"}, ...)`.
+The harness has no plugins: it knows the model `qkv` once this module is imported. Its own command
+with the model registered, and all its options, is
+
+    python -m qkv.evaluation.lm_eval_harness --model qkv --model_args path=runs/mine --tasks ...
+
+or a program of two lines, which takes the same options:
+
+    import lm_eval.__main__, qkv.evaluation.lm_eval_harness
+    lm_eval.__main__.cli_evaluate()
+
+From Python: `lm_eval.simple_evaluate(model="qkv", model_args={"path": "runs/mine"}, ...)`.
 """
 
 from __future__ import annotations
@@ -10,19 +19,9 @@ import json
 import sys
 from collections.abc import Iterator, Sequence
 from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-
-try:
-    from lm_eval.api.instance import Instance
-    from lm_eval.api.model import LM
-    from lm_eval.api.registry import register_model
-except ImportError:
-    raise ImportError(
-        "lm_eval: the lm-evaluation-harness is not installed: pip install lm_eval"
-    ) from None
-
 from rich.console import Console
 from rich.progress import Progress
 
@@ -30,10 +29,20 @@ from qkv import artifact
 from qkv.evaluation.likelihood import Likelihood, Request, likelihoods, truncate_requests
 from qkv.evaluation.perplexity import windows
 from qkv.evaluation.question import encode_requests, first_token
+from qkv.extras import require
 from qkv.generation.text import complete, prompt_ids
 from qkv.models import GPT
+from qkv.models.model import expect
 from qkv.training.systems.distributed import device_named
 from qkv.training.systems.precision import check_precision
+
+if TYPE_CHECKING:
+    from lm_eval.api.instance import Instance
+
+# The harness lists its own models only while its registry is empty: they are registered first.
+require("lm_eval.models")
+LM: Any = require("lm_eval.api.model").LM
+register_model = require("lm_eval.api.registry").register_model
 
 BATCH = 8
 """Prompts that are continued at once."""
@@ -74,12 +83,9 @@ class Harness(LM):
         if dtype not in (None, "float32", "bfloat16"):
             raise ValueError(f"dtype: expected float32 or bfloat16, not {dtype}")
 
-        model, tokenizer = artifact.load(path)
-        if not isinstance(model, GPT):
-            raise ValueError(
-                "path: the harness evaluates GPTs, which predict the next token, "
-                f"not a {type(model).__name__}"
-            )
+        loaded, tokenizer = artifact.load(path)
+        expected = "path: the harness evaluates GPTs, which predict the next token"
+        model = expect(loaded, GPT, f"{expected}, not a {type(loaded).__name__}")
 
         if device == HARNESS_DEVICE and not torch.cuda.is_available():
             device = None
@@ -205,3 +211,7 @@ def report_truncated(truncated: int, total: int, room: int) -> None:
         Console(stderr=True).print(
             f"qkv: {truncated:,} of {total:,} contexts were cut from the left to {room:,} tokens"
         )
+
+
+if __name__ == "__main__":
+    require("lm_eval.__main__").cli_evaluate()

@@ -22,27 +22,7 @@ if TYPE_CHECKING:
 else:
     from qkv.lazy_imports import attach
 
-    attach(
-        __name__,
-        {
-            "qkv.insight.heads.head_ablation": ("ablate",),
-            "qkv.insight.heads.head_patterns": ("head_patterns",),
-            "qkv.insight.heads.head_syntax": ("head_syntax",),
-            "qkv.insight.inspect.activation_patching": ("patch",),
-            "qkv.insight.inspect.alignment": ("alignment",),
-            "qkv.insight.inspect.attention_edits": ("Edit", "apply_edits"),
-            "qkv.insight.inspect.attribution": ("attribution",),
-            "qkv.insight.inspect.capture": ("capture_attention",),
-            "qkv.insight.inspect.edit_effects": ("edit_effects",),
-            "qkv.insight.inspect.logit_lens": ("logit_lens", "next_tokens"),
-            "qkv.insight.inspect.model_input": ("read",),
-            "qkv.insight.inspect.residual_norms": ("residual_norms",),
-            "qkv.insight.look": ("Look", "look"),
-            "qkv.insight.probing.activations": ("activations",),
-            "qkv.insight.probing.probe_model": ("probe",),
-            "qkv.insight.probing.probe_tasks": ("probe_task",),
-        },
-    )
+    attach(__name__)
 
 __all__ = [
     "Edit",

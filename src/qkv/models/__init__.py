@@ -26,24 +26,7 @@ if TYPE_CHECKING:
 else:
     from qkv.lazy_imports import attach
 
-    attach(
-        __name__,
-        {
-            "qkv.models.bert": ("BERT",),
-            "qkv.models.registry": (
-                "build",
-                "count_parameters",
-                "group_key_value_heads",
-                "register_family",
-            ),
-            "qkv.models.gpt": ("GPT",),
-            "qkv.models.model": ("Model",),
-            "qkv.models.quantize": ("int8",),
-            "qkv.models.rnn": ("RNN",),
-            "qkv.models.transformer": ("Transformer",),
-            "qkv.models.task_model": ("TaskModel",),
-        },
-    )
+    attach(__name__)
 
 __all__ = [
     "BERT",

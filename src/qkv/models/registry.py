@@ -54,6 +54,14 @@ def register_family(name: str, config_class: type[ModelConfig], model_class: typ
     Raises:
         ValueError: If the name is taken.
         TypeError: If the model is not a subclass of `Model`.
+
+    Example:
+        A whole family is in docs/extending.md. A name is used once:
+
+        >>> from qkv.models import GPT, ModelConfig, register_family
+        >>> register_family("gpt", ModelConfig, GPT)
+        Traceback (most recent call last):
+        ValueError: name: there is a family gpt already, expected another name
     """
     if name in FAMILIES and FAMILIES[name] != (config_class, model_class):
         raise ValueError(f"name: there is a family {name} already, expected another name")

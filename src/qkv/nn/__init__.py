@@ -28,23 +28,7 @@ if TYPE_CHECKING:
 else:
     from qkv.lazy_imports import attach
 
-    attach(
-        __name__,
-        {
-            "qkv.nn.attention.multi_head": ("MultiHeadAttention",),
-            "qkv.nn.block": ("Block", "Stack"),
-            "qkv.nn.cache": ("KeyValueCache", "SegmentMemory"),
-            "qkv.nn.embedding": ("Embedding",),
-            "qkv.nn.feed_forward": ("FeedForward",),
-            "qkv.nn.hooks": ("HookPoints", "add_hook", "capture", "hook_points"),
-            "qkv.nn.linear.linear": ("Linear",),
-            "qkv.nn.norm": ("LayerNorm", "RMSNorm"),
-            "qkv.nn.parts": ("register_part",),
-            "qkv.nn.position": ("PositionEncoding",),
-            "qkv.nn.recurrent": ("Recurrent",),
-        },
-        submodules=("attention", "lora"),
-    )
+    attach(__name__, submodules=("attention", "lora"))
 
 __all__ = [
     "AdapterConfig",

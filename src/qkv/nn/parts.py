@@ -48,9 +48,9 @@ def register_part(field: str, name: str, part: type[nn.Module]) -> None:
     PARTS[field][name] = part
 
 
-def allow_file(spec: str) -> str:
+def allow_file(field: str, spec: str) -> str:
     """Run the file of "file.py:Class", and return the same with the file's absolute path."""
-    load_object(spec, "own part")
+    load_object(spec, field)
     path, _, name = spec.rpartition(":")
     file = Path(path).expanduser().resolve()
     allowed.add(file)

@@ -7,6 +7,6 @@ if TYPE_CHECKING:
 else:
     from qkv.lazy_imports import attach
 
-    attach(__name__, {"qkv.serving.serve": ("serve",)})
+    attach(__name__)
 
 __all__ = ["serve"]

@@ -11,14 +11,7 @@ if TYPE_CHECKING:
 else:
     from qkv.lazy_imports import attach
 
-    attach(
-        __name__,
-        {
-            "qkv.training.train": ("train",),
-            "qkv.training.finetune.finetune": ("finetune",),
-            "qkv.training.finetune.finetune_config": ("FinetuneConfig", "FinetuneRunConfig"),
-        },
-    )
+    attach(__name__)
 
 __all__ = [
     "DataConfig",

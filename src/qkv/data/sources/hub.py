@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from importlib import import_module
 from typing import Any
 
 from qkv.data.sources.formats import (
@@ -15,6 +14,7 @@ from qkv.data.sources.formats import (
     inside,
     outer_columns,
 )
+from qkv.extras import require
 
 SPLITS = ("train", "validation", "valid", "dev", "test")
 
@@ -25,13 +25,7 @@ class HubDataset:
     def __init__(self, item: str) -> None:
         self.name = item
         name, config, split = parts(item)
-        try:
-            library = import_module("datasets")
-        except ImportError:
-            raise ImportError(
-                f"{item}: the hub is read with the package datasets: pip install datasets"
-            ) from None
-
+        library = require("datasets", item)
         try:
             self.data: Any = library.load_dataset(name, config, split=split)
         except Exception as error:  # of many kinds: no network, no such name, no such split

@@ -1,1 +1,5 @@
 """Routes of the API: OpenAI's, qkv's own, health and metrics, and the playground."""
+
+from qkv.extras import require
+
+require("fastapi")

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+from qkv.extras import install_command
+
 
 class TensorBoard:
     """Event files in RUN/tensorboard."""
@@ -92,7 +94,7 @@ def open_sinks(names: Sequence[str], folder: Path, config: Mapping[str, Any]) ->
         if find_spec(name) is None:  # the package has the same name
             raise ValueError(
                 f"sinks: {name} needs the package {name}, "
-                f"which is not installed: pip install {name}"
+                f"which is not installed: {install_command(name)}"
             )
 
     return [KINDS[name](folder, config) for name in dict.fromkeys(names)]

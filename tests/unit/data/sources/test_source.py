@@ -462,6 +462,6 @@ def test_without_the_package_of_the_hub(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(
         ImportError,
-        match=r"hf:some: the hub is read with the package datasets: pip install datasets",
+        match=r'hf:some: the package datasets is not installed: pip install "qkv\[hub\]"',
     ):
         open_texts(["hf:some"])

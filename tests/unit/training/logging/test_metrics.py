@@ -206,7 +206,7 @@ def test_a_missing_package_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: Any
 ) -> None:
     monkeypatch.setattr("qkv.training.logging.trackers.find_spec", lambda _: None)
-    with pytest.raises(ValueError, match=f"sinks: {name} .*pip install {name}"):
+    with pytest.raises(ValueError, match=rf'sinks: {name} .*pip install "qkv\[{name}\]"'):
         Metrics(tmp_path, sinks=[name])
 
 
