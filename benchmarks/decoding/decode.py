@@ -24,7 +24,7 @@ from benchmarks.harness import clock, machine
 from qkv.generation import generate
 from qkv.models import GPT, build, preset
 from qkv.models.convert import write_folder
-from qkv.models.quantize import int8
+from qkv.models.variants.quantize import int8
 
 Peer = Callable[
     [Tensor, int], list[list[int]]

@@ -13,7 +13,7 @@ from qkv.models import GPT, RNN, BERTConfig, GPTConfig, Model, RNNConfig, Transf
 from qkv.models.convert import read_folder, write_folder
 from qkv.nn.attention.multi_head import MultiHeadAttention
 from qkv.nn.feed_forward import FeedForward
-from qkv.nn.parts import register_part
+from qkv.nn.own_parts import register_part
 from qkv.nn.position import PositionEncoding, RotaryScaling
 from support.small_hf_folders import edit, outcome, refused, small
 

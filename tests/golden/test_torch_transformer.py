@@ -9,7 +9,7 @@ from torch.testing import assert_close
 
 from qkv.models import Transformer, TransformerConfig
 from qkv.nn.attention import Causal, Padding
-from qkv.nn.cache import NO_STATE, DecoderState, Source
+from qkv.nn.cache import NO_STATE, DecoderState, EncodedSource
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:enable_nested_tensor"
@@ -107,7 +107,9 @@ def test_stacks_equal_torch_transformer(norm_first: bool, activation: str, padde
         target,
         torch.arange(T).unsqueeze(0),
         mask=Causal() & Padding(TARGET_PADDING_MASK) if padded else Causal(),
-        state=DecoderState(Source(encoded, SOURCE_PADDING_MASK if padded else None), NO_STATE),
+        state=DecoderState(
+            EncodedSource(encoded, SOURCE_PADDING_MASK if padded else None), NO_STATE
+        ),
     )
     assert_close(actual, right)
 

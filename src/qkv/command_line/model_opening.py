@@ -72,7 +72,7 @@ def load_on_device(name: str, machine: Machine, *families: type[Model]) -> Opene
         )
 
     if machine.int8:
-        from qkv.models.quantize import int8
+        from qkv.models.variants.quantize import int8
 
         model = int8(model)
 

@@ -36,7 +36,7 @@ def open_subject(
     model, tokenizer = open_model(name, replace(machine, int8=False), *families)
     identity = {"path": name, **identity_of(model, tokenizer), "int8": machine.int8}
     if machine.int8:
-        from qkv.models.quantize import int8
+        from qkv.models.variants.quantize import int8
 
         model = int8(model)
 

@@ -55,7 +55,7 @@ def run(arguments: list[str]) -> bool:
 
 def with_own_parts(config: Config, arguments: Sequence[str]) -> Config:
     """The config with the parts that flags name as FILE.py:CLASS; these files are run."""
-    from qkv.nn.parts import FIELDS, allow_file
+    from qkv.nn.own_parts import FIELDS, allow_file
 
     for field in FIELDS:
         spec = value_after(f"--{field.replace('_', '-')}", arguments)

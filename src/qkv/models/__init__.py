@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from qkv.models.bert import BERT
     from qkv.models.gpt import GPT
     from qkv.models.model import Model
-    from qkv.models.quantize import int8
     from qkv.models.registry import build, count_parameters, group_key_value_heads, register_family
     from qkv.models.rnn import RNN
     from qkv.models.task_model import TaskModel
     from qkv.models.transformer import Transformer
+    from qkv.models.variants.quantize import int8
 else:
     from qkv.lazy_imports import attach
 

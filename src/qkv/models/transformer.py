@@ -12,7 +12,7 @@ from qkv.models.configs import TransformerConfig
 from qkv.models.input_checks import check_source_rows, checked_positions
 from qkv.models.model import EncoderDecoder
 from qkv.nn.block import Stack
-from qkv.nn.cache import NO_STATE, Cache, DecoderState, PagedCache, Source, check_state
+from qkv.nn.cache import NO_STATE, Cache, DecoderState, EncodedSource, PagedCache, check_state
 from qkv.nn.embedding import Embedding
 from qkv.nn.hooks import HookPoints
 from qkv.nn.linear.linear import Linear, Matrix
@@ -71,7 +71,9 @@ class Transformer(EncoderDecoder):
         self, source: Int[Tensor, "B S"], padding_mask: Bool[Tensor, "B S"] | None
     ) -> DecoderState:
         """Return a state that holds the source and caches nothing."""
-        return DecoderState(Source(self.encode(source, padding_mask), padding_mask), NO_STATE)
+        return DecoderState(
+            EncodedSource(self.encode(source, padding_mask), padding_mask), NO_STATE
+        )
 
     def encode(
         self, source: Int[Tensor, "B S"], padding_mask: Bool[Tensor, "B S"] | None = None

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from qkv.nn.hooks import HookPoints, add_hook, capture, hook_points
     from qkv.nn.linear.linear import Linear
     from qkv.nn.norm import LayerNorm, RMSNorm
-    from qkv.nn.parts import register_part
+    from qkv.nn.own_parts import register_part
     from qkv.nn.position import PositionEncoding
     from qkv.nn.recurrent import Recurrent
 else:

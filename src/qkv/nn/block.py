@@ -16,7 +16,7 @@ from qkv.nn.cache.interface import NO_STATE, Cache
 from qkv.nn.feed_forward import FeedForward
 from qkv.nn.hooks import TRANSFORMER_LENS, HookPoints
 from qkv.nn.norm import norm
-from qkv.nn.parts import part_of
+from qkv.nn.own_parts import part_of
 from qkv.nn.position import position_encoding
 from qkv.nn.stack_config import StackConfig
 from qkv.nn.unchanged import fused

@@ -14,7 +14,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from qkv.nn.attention.bias import Bias, Distance
-from qkv.nn.parts import part_of
+from qkv.nn.own_parts import part_of
 from qkv.nn.stack_config import Join, RotaryScaling, Sinusoid, StackConfig
 
 

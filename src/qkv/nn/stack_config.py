@@ -113,7 +113,7 @@ class StackConfig:
     attention_dropout: float = 0.0
     """Probability to drop an attention weight in training."""
     attention: str | None = None
-    """Attention of one's own, as FILE.py:CLASS or by a registered name (nn/parts.py)."""
+    """Attention of one's own, as FILE.py:CLASS or by a registered name (nn/own_parts.py)."""
     feed_forward: str | None = None
     """A feed-forward layer of one's own, named in the same way."""
     position_encoding: str | None = None

@@ -14,7 +14,7 @@ from qkv.generation.search.beam_search import beam_search
 from qkv.generation.text import complete, prompt_ids
 from qkv.models import GPT
 from qkv.models.convert import write_folder
-from qkv.models.quantize import int8
+from qkv.models.variants.quantize import int8
 from qkv.text import Tokenizer
 from support.command_fixtures import Qkv
 

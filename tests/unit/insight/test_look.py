@@ -18,7 +18,7 @@ from qkv import artifact
 from qkv.insight.inspect import look_data
 from qkv.insight.inspect.capture import capture_attention
 from qkv.insight.look import kept_layers
-from qkv.models.quantize import int8
+from qkv.models.variants.quantize import int8
 from qkv.text import train
 from support.families import bert, gpt, rnn, transformer
 from support.readings import reading

@@ -17,7 +17,7 @@ from qkv.models import GPT, GPTConfig, Model
 from qkv.models.consistency import check_consistent
 from qkv.models.convert import read_folder, write_folder
 from qkv.models.convert.peft import write_adapter
-from qkv.models.quantize import int8
+from qkv.models.variants.quantize import int8
 from qkv.nn.attention.multi_head import MultiHeadAttention
 from qkv.nn.linear.linear import Linear
 from qkv.nn.lora import AdapterConfig, attach_adapters

@@ -98,7 +98,7 @@ def named_part(item: str, what: str, items: Items[Item]) -> Part[Item]:
 
 def plugin_values(item: str) -> tuple[str, Callable[[], Iterable[Any]]]:
     """The name of a function's data, and the function, if the user has allowed its file to run."""
-    from qkv.nn.parts import load_allowed  # it imports torch
+    from qkv.nn.own_parts import load_allowed  # it imports torch
 
     return item, load_allowed("data", item)
 

@@ -1,6 +1,6 @@
 """KV caches and other decoding states: growing, static, paged, segment memory and recurrent."""
 
-from qkv.nn.cache.decoder import DecoderState, Source, SourceCache
+from qkv.nn.cache.decoder import DecoderState, EncodedSource, SourceCache
 from qkv.nn.cache.interface import NO_STATE, Cache, check_rows, check_state
 from qkv.nn.cache.kv_cache import KeyValueCache, reordered
 from qkv.nn.cache.paged import PackedBatch, PagedCache, SequenceGroup
@@ -12,13 +12,13 @@ __all__ = [
     "NO_STATE",
     "Cache",
     "DecoderState",
+    "EncodedSource",
     "KeyValueCache",
     "PackedBatch",
     "PagedCache",
     "RecurrentState",
     "SegmentMemory",
     "SequenceGroup",
-    "Source",
     "SourceCache",
     "StaticCache",
     "check_rows",

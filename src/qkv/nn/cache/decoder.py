@@ -13,7 +13,7 @@ from qkv.nn.cache.interface import Attend, Cache, KeysAndValues, reorder_optiona
 from qkv.nn.cache.kv_cache import KeyValueCache
 
 
-class Source(Cache):
+class EncodedSource(Cache):
     """The encoder's output, whose keys and values every layer computes anew, as in training."""
 
     is_source = True
@@ -51,7 +51,7 @@ class Source(Cache):
         return heads.unflatten(2, (-1, T)).transpose(1, 2).flatten(0, 1), weights
 
 
-class SourceCache(Source):
+class SourceCache(EncodedSource):
     """The keys and values of a source in every decoder layer, computed once.
 
     Rows that continue one source, such as beams and samples, share it if they lie side by side and

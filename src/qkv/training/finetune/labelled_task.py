@@ -22,8 +22,8 @@ from qkv.models.configs import HeadConfig, Pooling
 from qkv.models.convert.hf_folder import read_json
 from qkv.models.model import Model, backbone_of
 from qkv.models.registry import with_weights
-from qkv.models.resize_vocabulary import with_vocabulary
 from qkv.models.task_model import TaskModelConfig, backbone_for
+from qkv.models.variants.resize_vocabulary import with_vocabulary
 from qkv.text import Tokenizer
 from qkv.training.finetune.finetune_config import FinetuneConfig, FinetuneRunConfig
 from qkv.training.finetune.finetune_examples import Examples, example_notes, read_examples

@@ -15,7 +15,7 @@ from qkv.data.batches.order import random_generator
 from qkv.data.sources.source import open_pairs
 from qkv.models.model import Model
 from qkv.models.registry import Config, with_weights
-from qkv.models.resize_vocabulary import with_vocabulary
+from qkv.models.variants.resize_vocabulary import with_vocabulary
 from qkv.text import Tokenizer
 from qkv.training.finetune.finetune_config import FinetuneConfig, FinetuneRunConfig
 from qkv.training.finetune.finetune_examples import (

@@ -14,7 +14,7 @@ import qkv
 from qkv.data.embedded.python_library import modules
 from qkv.generation import generate, translate
 from qkv.models import GPT
-from qkv.models.quantize import int8
+from qkv.models.variants.quantize import int8
 from qkv.nn.hooks import capture
 from qkv.nn.linear.int8 import FEW_ROWS, Int8Embedding, Int8Matrix
 from qkv.nn.linear.linear import Linear

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from qkv.models import GPT, BERTConfig, GPTConfig, TransformerConfig, build
-from qkv.nn import FeedForward, MultiHeadAttention, PositionEncoding, StackConfig, parts
+from qkv.nn import FeedForward, MultiHeadAttention, PositionEncoding, StackConfig
+from qkv.nn import own_parts as parts
 from qkv.nn.attention import Distance
 from qkv.nn.position import alibi_slopes, sinusoidal
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from qkv.models.resize_vocabulary import with_vocabulary
+from qkv.models.variants.resize_vocabulary import with_vocabulary
 from support.families import V, bert, gpt, words
 
 

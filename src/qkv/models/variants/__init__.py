@@ -1,0 +1,1 @@
+"""A trained model made into another: smaller weights, a larger vocabulary."""
