@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from qkv.models.presets import PARAMETERS, PRESETS
+from qkv.models.presets import PRESETS
 from qkv.tables import Table
 
 
@@ -20,6 +20,6 @@ def preset_table() -> Table:
         if preset.published is not None:
             published = f"{preset.published:,.0f} M"
 
-        table.add_row(name, f"{PARAMETERS[name] / 1e6:,.1f} M", published, preset.source)
+        table.add_row(name, f"{preset.parameters / 1e6:,.1f} M", published, preset.source)
 
     return table

@@ -8,9 +8,8 @@ from torch import Tensor, nn
 from qkv.models.configs import BERTConfig
 from qkv.models.heads import MaskedTokenHead, Pooler
 from qkv.models.input_checks import check_range, checked_positions
-from qkv.models.model import Model, Predicts
+from qkv.models.model import Model, Predicts, token_embedding
 from qkv.nn.block import Stack
-from qkv.nn.embedding import Embedding
 from qkv.nn.hooks import HookPoints
 from qkv.nn.linear.linear import Linear, Matrix
 
@@ -43,16 +42,7 @@ class BERT(Model):
         if config.norm_placement == "after":
             embedding_norm = config.norm_epsilon
 
-        self.embedding = Embedding(
-            config.vocabulary,
-            config.width,
-            context=config.context,
-            position=config.position,
-            join=config.join,
-            segments=config.segments,
-            norm_epsilon=embedding_norm,
-            dropout=config.dropout,
-        )
+        self.embedding = token_embedding(config, norm_epsilon=embedding_norm)
         self.stack = Stack(config)
 
         # The heads of pre-training; the hook point "logits" exists only with the first.

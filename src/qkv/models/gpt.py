@@ -11,10 +11,9 @@ from torch import Tensor, nn
 
 from qkv.models.configs import GPTConfig
 from qkv.models.input_checks import checked_positions
-from qkv.models.model import Model, Predicts
+from qkv.models.model import Model, Predicts, token_embedding
 from qkv.nn.block import Stack
 from qkv.nn.cache import Cache, KeyValueCache, SegmentMemory, check_state
-from qkv.nn.embedding import Embedding
 from qkv.nn.hooks import HookPoints
 from qkv.nn.linear.linear import Linear
 
@@ -46,16 +45,7 @@ class GPT(Model):
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
         self.config = config
-        self.embedding = Embedding(
-            config.vocabulary,
-            config.width,
-            context=config.context,
-            position=config.position,
-            join=config.join,
-            position_width=config.position_width,
-            scaled=config.scaled_embedding,
-            dropout=config.dropout,
-        )
+        self.embedding = token_embedding(config)
         self.stack = Stack(config)
 
         self.head: Linear | None = None

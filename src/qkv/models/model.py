@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from qkv.models.configs import HeadConfig
 from qkv.nn.attention import Causal, Document, Mask, Padding, all_of
 from qkv.nn.block import Stack
+from qkv.nn.embedding import Embedding
 from qkv.nn.hooks import HookPoints
 from qkv.nn.linear.linear import Matrix, linear
 
@@ -171,6 +172,24 @@ class EncoderDecoder(Model):
     ) -> Any:
         """Return a state for one pass over a whole target: by default that of decoding."""
         return self.start(source, padding_mask)
+
+
+def token_embedding(config: Any, vocabulary: int | None = None, **options: Any) -> Embedding:
+    """Return the embedding that a config describes, of its vocabulary or of another."""
+    for name in (
+        "context",
+        "position",
+        "join",
+        "position_width",
+        "sinusoid",
+        "segments",
+        "dropout",
+    ):
+        if hasattr(config, name):
+            options[name] = getattr(config, name)
+
+    options["scaled"] = getattr(config, "scaled_embedding", False)
+    return Embedding(vocabulary or config.vocabulary, config.width, **options)
 
 
 def expect(model: object, kind: type[M], message: str) -> M:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from qkv.models.configs import TransformerConfig
 from qkv.models.input_checks import check_source_rows, checked_positions
-from qkv.models.model import EncoderDecoder
+from qkv.models.model import EncoderDecoder, token_embedding
 from qkv.nn.block import Stack
 from qkv.nn.cache import NO_STATE, Cache, DecoderState, EncodedSource, PagedCache, check_state
 from qkv.nn.embedding import Embedding
@@ -44,11 +44,10 @@ class Transformer(EncoderDecoder):
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
         self.config = config
-        self.embedding = token_embedding(config, config.vocabulary)
+        self.embedding = token_embedding(config)
         self.source_embedding: Embedding | None = None
         if config.tied != "three":
-            source_vocabulary = config.source_vocabulary or config.vocabulary
-            self.source_embedding = token_embedding(config, source_vocabulary)
+            self.source_embedding = token_embedding(config, config.source_vocabulary)
 
         self.encoder = Stack(config)
         self.decoder = Stack(config, depth=config.decoder_depth, cross=True)
@@ -123,19 +122,6 @@ class Transformer(EncoderDecoder):
         for block in self.decoder.blocks:
             attention: Any = block.cross_attention
             pages.write(attention.layer, slots, *attention.keys_and_values(encoded))
-
-
-def token_embedding(config: TransformerConfig, vocabulary: int) -> Embedding:
-    return Embedding(
-        vocabulary,
-        config.width,
-        context=config.context,
-        position=config.position,
-        join=config.join,
-        sinusoid=config.sinusoid,
-        scaled=config.scaled_embedding,
-        dropout=config.dropout,
-    )
 
 
 def initialise(model: Transformer) -> None:
