@@ -80,7 +80,7 @@ def truncate_requests(requests: Sequence[Request], model: GPT) -> tuple[list[Req
                 "requests: expected one token or more in the context and in the continuation"
             )
 
-    if model.config.memory:
+    if not model.uses_kv_cache:
         return list(requests), 0
 
     limit = model.config.context
@@ -329,7 +329,7 @@ def read_batch(
 
     # Stems
     state = None
-    if branches or model.config.memory:
+    if branches or not model.uses_kv_cache:
         state = model.start()
 
     stem_hidden = model.decoder_hidden(ids, state=state or NO_STATE)  # (B, T, E)

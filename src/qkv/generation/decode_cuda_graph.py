@@ -16,7 +16,7 @@ from qkv.data.batches.padding import pad_rows
 from qkv.generation.generation_batch import GenerationBatch, Steps
 from qkv.generation.prefill import next_logits
 from qkv.generation.sampling_params import on_device, process_logits, sample_tokens
-from qkv.models import GPT
+from qkv.models.model import Model
 from qkv.nn import decode_block
 from qkv.nn.cache import KeyValueCache, StaticCache
 from qkv.nn.cuda_graph import CudaGraph
@@ -55,7 +55,7 @@ def steps_are_alike(model: Any) -> bool:
     return next(model.parameters()).is_cuda and all_unchanged(model)
 
 
-def tokens_that_fit(model: GPT, batch: GenerationBatch) -> int:
+def tokens_that_fit(model: Model, batch: GenerationBatch) -> int:
     """New tokens before the longest sequence fills the context, or the cache if it has no end."""
     capacity = batch.limit
     if capacity is None:
@@ -64,7 +64,7 @@ def tokens_that_fit(model: GPT, batch: GenerationBatch) -> int:
     return min(batch.length, capacity - max(batch.prompt_lengths) + 1)
 
 
-def steps(model: GPT, batch: GenerationBatch) -> Steps:
+def steps(model: Model, batch: GenerationBatch) -> Steps:
     """The tokens of a batch, for as many steps as fit.
 
     Rows that have ended stay in the batch; their tokens are discarded.
@@ -98,7 +98,7 @@ class GraphKey(NamedTuple):
     """The class of every module, and what it knows besides its weights."""
 
 
-def graph_key(model: GPT, batch: GenerationBatch, slots: int) -> GraphKey:
+def graph_key(model: Model, batch: GenerationBatch, slots: int) -> GraphKey:
     """The key of a batch that needs this many slots in the cache."""
     capacity = -(-slots // TILE) * TILE
     if model.config.position == "learned":
@@ -118,7 +118,7 @@ def graph_key(model: GPT, batch: GenerationBatch, slots: int) -> GraphKey:
 class DecodeGraph:
     """The captured step of a model, with all tensors that it reads and writes."""
 
-    def __init__(self, model: GPT, batch: GenerationBatch, key: GraphKey) -> None:
+    def __init__(self, model: Model, batch: GenerationBatch, key: GraphKey) -> None:
         config = model.config
         weight = next(model.parameters())
         device = weight.device
@@ -147,7 +147,7 @@ class DecodeGraph:
         self.forbidden = on_device(self.params.forbidden, device)
         self.capture(model)
 
-    def capture(self, model: GPT) -> None:
+    def capture(self, model: Model) -> None:
         """Capture one step at a position from which all steps are alike."""
         position = self.params.steady_from + 1
 
@@ -167,7 +167,7 @@ class DecodeGraph:
 
     def steps(
         self,
-        model: GPT,
+        model: Model,
         ids: Int[Tensor, "P T"],
         padding_mask: Bool[Tensor, "P T"] | None,
         batch: GenerationBatch,
@@ -197,7 +197,7 @@ class DecodeGraph:
 
     def prefill(
         self,
-        model: GPT,
+        model: Model,
         ids: Int[Tensor, "P T"],
         padding_mask: Bool[Tensor, "P T"] | None,
         batch: GenerationBatch,
@@ -233,7 +233,7 @@ class DecodeGraph:
 
         return logits[prompt]
 
-    def forward(self, model: GPT) -> Float[Tensor, "B V"]:
+    def forward(self, model: Model) -> Float[Tensor, "B V"]:
         logits = next_logits(model, self.tokens.clamp(min=0).unsqueeze(1), self.cache)
         self.cache.advance()
         return logits

@@ -24,7 +24,6 @@ from qkv.generation.sampling import uniforms
 from qkv.generation.sampling_params import SamplingKeywords, SamplingParams
 from qkv.generation.search.ensemble import Ensemble
 from qkv.generation.stop import as_ends
-from qkv.models import GPT
 from qkv.models.model import Model
 
 Translator = Model | Sequence[Model]
@@ -50,7 +49,11 @@ class GenerateOptions(DecodeOptions, total=False):
 
 
 def generate(
-    model: GPT, prompts: Prompts, *, samples: int | None = None, **options: Unpack[GenerateOptions]
+    model: Model,
+    prompts: Prompts,
+    *,
+    samples: int | None = None,
+    **options: Unpack[GenerateOptions],
 ) -> Any:
     """Continue each prompt by at most `length` new tokens.
 
@@ -81,7 +84,7 @@ def generate(
 
 
 def stream(
-    model: GPT,
+    model: Model,
     prompts: Prompts,
     *,
     length: int,
@@ -140,7 +143,7 @@ def stream(
 
 
 def run_groups(
-    model: GPT,
+    model: Model,
     rows: list[list[int]],
     numbers: Float[Tensor, "B L"],
     samples: int,
@@ -164,14 +167,14 @@ def run_groups(
         yield from run_batch(model, model.start, batch)
 
 
-def groups(model: GPT, rows: Sequence[Sequence[int]]) -> list[list[int]]:
+def groups(model: Model, rows: Sequence[Sequence[int]]) -> list[list[int]]:
     """Rows that are prefilled together.
 
     Padding shifts a prompt, which Transformer-XL's segments and a fixed pattern would notice.
     """
     if not rows:
         return []
-    if not model.config.memory and model.config.sparse != "fixed":
+    if model.uses_kv_cache and model.config.sparse != "fixed":
         return [list(range(len(rows)))]
 
     by_length: dict[int, list[int]] = {}
@@ -262,8 +265,8 @@ def checked_samples(samples: int | None, rows: int) -> int:
     return samples
 
 
-def vocabulary_of(model: object) -> int:
-    if not isinstance(model, GPT):
+def vocabulary_of(model: Any) -> int:
+    if getattr(model, "predicts", None) != "next":
         hint = "; qkv.load opens a path" if isinstance(model, str | Path) else ""
         raise TypeError(
             f"model: expected a GPT, which continues a prompt, not {type(model).__name__}{hint}"

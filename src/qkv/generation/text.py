@@ -13,7 +13,7 @@ from qkv.generation.generate import DecodeOptions, stream, vocabulary_of
 from qkv.generation.generation_batch import GeneratedToken
 from qkv.generation.prompts import TextPrompts, check_text, text_rows, texts_of
 from qkv.generation.stop import Reason, StopStringFilter
-from qkv.models import GPT
+from qkv.models.model import Model
 from qkv.text.tokenizer import Tokenizer, start_id
 
 
@@ -36,7 +36,7 @@ class TextOptions(DecodeOptions, total=False):
 
 
 def stream_text(
-    model: GPT,
+    model: Model,
     tokenizer: Tokenizer,
     prompts: TextPrompts,
     *,
@@ -99,7 +99,7 @@ def chunks(
 
 
 def complete(
-    model: GPT, tokenizer: Tokenizer, prompts: TextPrompts, **options: Unpack[TextOptions]
+    model: Model, tokenizer: Tokenizer, prompts: TextPrompts, **options: Unpack[TextOptions]
 ) -> Any:
     """Continue each prompt, and return the new text without the prompt.
 

@@ -11,6 +11,8 @@ from typing import Any
 from qkv.models.configs import CONFIGS, Config
 from qkv.nn.stack_config import RotaryScaling
 
+ABOUT = {"parameters", "published", "source"}
+
 
 @dataclass(frozen=True)
 class Preset:

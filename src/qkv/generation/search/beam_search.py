@@ -18,11 +18,10 @@ from qkv.generation.generate import Translator
 from qkv.generation.prompts import Prompts
 from qkv.generation.search.beams import SearchOptions, SearchRule, SentenceBeams
 from qkv.generation.search.search_loop import prepare, search
-from qkv.models import GPT
 
 
 def beam_search(
-    model: GPT | Translator,
+    model: Translator,
     source: Prompts,
     padding_mask: Bool[Tensor, "*B S"] | None = None,
     *,

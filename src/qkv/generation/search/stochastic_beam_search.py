@@ -24,11 +24,10 @@ from qkv.generation.sampling_params import NO_LIKELIEST
 from qkv.generation.search.beams import Hypothesis, SequenceRule, by_score
 from qkv.generation.search.search_loop import prepare, search
 from qkv.generation.top_tokens import log_probabilities
-from qkv.models import GPT
 
 
 def stochastic_beam_search(
-    model: GPT | Translator,
+    model: Translator,
     source: Prompts,
     padding_mask: Bool[Tensor, "*B S"] | None = None,
     *,
