@@ -15,8 +15,9 @@ from qkv.data.batches.masked import MaskedData, WordPieces
 from qkv.data.sources.examples import Example
 from qkv.data.tokens.token_arrays import Tokens
 from qkv.generation.text import prompt_ids
-from qkv.insight.inspect.model_input import frame_tokens, translation_ends
+from qkv.insight.inspect.model_input import frame_tokens
 from qkv.models.model import Model
+from qkv.text.frame_tokens import translator_tokens
 from qkv.text.tokenizer import Tokenizer
 
 LONGEST = 256
@@ -69,7 +70,7 @@ def batches_from_pairs(
     tokenizer: Tokenizer, pairs: Iterable[tuple[str, str]], *, longest: int = LONGEST
 ) -> list[Batch]:
     """A batch for each sentence pair of a translator; the targets are the target tokens and end."""
-    start, end = translation_ends(tokenizer)
+    start, end, _ = translator_tokens(tokenizer)
     batches = []
     for source, target in pairs:
         source_ids = tokenizer.encode(source)[: longest - 1]

@@ -17,6 +17,8 @@ from qkv.generation.text import prompt_ids
 from qkv.generation.translate import source_ids, translate_texts
 from qkv.insight.inspect.whole_words import WholeWord, whole_words
 from qkv.models.model import Model, backbone_of
+from qkv.text import frame_tokens as framing
+from qkv.text.frame_tokens import FrameTokens, Reads, translator_tokens
 from qkv.text.tokenizer import Tokenizer
 
 VISIBLE = str.maketrans({"\n": "↵", "\r": "␍", "\t": "⇥"})
@@ -151,7 +153,7 @@ def read_prompt(model: Model, tokenizer: Tokenizer, texts: Sequence[str]) -> Rea
 
 def read_pair(model: Any, tokenizer: Tokenizer, source: str, target: str | None) -> Reading:
     """The input of a translator; without a target the model translates the source itself."""
-    start, end = translation_ends(tokenizer)
+    start, end, _ = translator_tokens(tokenizer)
     for name, text in (("source", source), ("target", target)):
         if text is not None and not text.strip():
             raise ValueError(f"{name}: there is nothing to read; expected a sentence")
@@ -170,16 +172,6 @@ def read_pair(model: Any, tokenizer: Tokenizer, source: str, target: str | None)
         make_side(tokenizer, encoded_source),
         chosen=make_side(tokenizer, [*target_ids, end]),
     )
-
-
-def translation_ends(tokenizer: Tokenizer) -> tuple[int, int]:
-    """The start and the end token of a translator."""
-    if tokenizer.start is None or tokenizer.end is None:
-        raise ValueError(
-            "tokenizer: a translator needs a start and an end token, and this one lacks them"
-        )
-
-    return tokenizer.start, tokenizer.end
 
 
 def read_sentences(model: Model, tokenizer: Tokenizer, texts: Sequence[str]) -> Reading:
@@ -243,17 +235,6 @@ def read_framed(model: Model, tokenizer: Tokenizer, texts: Sequence[str]) -> Rea
 # Special tokens around a text
 
 
-class FrameTokens(NamedTuple):
-    """Special tokens before and after a text."""
-
-    before: list[int]
-    after: list[int]
-
-    def around(self, ids: list[int]) -> list[int]:
-        """Return the ids with the special tokens around them."""
-        return [*self.before, *ids, *self.after]
-
-
 def frame_tokens(model: Model, tokenizer: Tokenizer) -> dict[str, FrameTokens]:
     """The special tokens that `read` puts around a text, by kind of self-attention.
 
@@ -263,20 +244,14 @@ def frame_tokens(model: Model, tokenizer: Tokenizer) -> dict[str, FrameTokens]:
     if not model.stacks:
         raise ValueError("model: an RNN has no self-attention; expected another model")
 
-    start = tokenizer.start
     if model.task is not None:
-        return {"self": as_frame(model.task.start, model.task.extract)}
+        return {"self": FrameTokens.of(model.task.start, model.task.extract)}
     if model.has_source:
-        return {"encoder": as_frame(None, tokenizer.end), "decoder": as_frame(start, None)}
-    if not model.is_causal:
-        return {"self": as_frame(start, tokenizer.end)}
+        source = framing.frame_tokens(tokenizer, "source")
+        return {"encoder": source, "decoder": framing.frame_tokens(tokenizer, "target")}
 
-    return {"self": as_frame(start if tokenizer.adds_start_token else None, None)}
-
-
-def as_frame(before: int | None, after: int | None) -> FrameTokens:
-    """FrameTokens of at most one token on each side."""
-    return FrameTokens(*([id] if id is not None else [] for id in (before, after)))
+    reads: Reads = "prompt" if model.is_causal else "sentence"
+    return {"self": framing.frame_tokens(tokenizer, reads)}
 
 
 # Readable tokens
