@@ -189,7 +189,7 @@ class PagedRunner(Runner):
         ]
         rows[1, :decoding] = computed
         rows[2, :decoding] = np.array(blocks) * BLOCK_SIZE + rows[1, :decoding] % BLOCK_SIZE
-        rows[3, :decoding] = [sequence.slot for sequence in batch.decode]
+        rows[3, :decoding] = [sequence.slot or 0 for sequence in batch.decode]
 
         # Prefill
         start = decoding
@@ -200,7 +200,7 @@ class PagedRunner(Runner):
             part[0] = sequence.token_ids[sequence.computed : end]
             part[1] = positions
             part[2] = slot_mapping_of(sequence.block_table, positions)
-            part[3] = sequence.slot
+            part[3] = sequence.slot or 0
             start += count
 
         ids, positions_, slot_mapping, slots = self.to_device(rows)
