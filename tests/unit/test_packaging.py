@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from qkv.extras import PACKAGES, install_command, require
+from qkv.imports import PACKAGES, install_command, require
 from support.small_evaluation import small_folder
 
 ROOT = Path(__file__).parents[2]
