@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Literal, NamedTuple
 
 from qkv.text.detokenizer import IncrementalDetokenizer
@@ -80,6 +80,10 @@ class StopStringFilter:
         self.last = self.detokenizer.add(id)
         self.add_text(self.last)
         return self.stopped
+
+    def add_tokens(self, ids: Iterable[int]) -> None:
+        """Append several tokens."""
+        self.add_text(self.detokenizer.add_all(ids))
 
     def close(self) -> None:
         """End the text: what was held back is not a stop string."""

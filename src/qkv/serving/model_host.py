@@ -332,7 +332,7 @@ class ModelHost:
         def work(engine: Engine) -> bool:
             self.timings.begin_step()
             worked = engine.step(short=short)
-            self.timings.end_step(entry.name, engine.sequences())
+            self.timings.end_step(entry.name, engine.scheduler.running)
             return worked
 
         return self.attempt(entry, work)

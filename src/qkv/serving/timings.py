@@ -6,14 +6,13 @@ A request is looked at when it is accepted, after each step, and when it ends.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from weakref import WeakKeyDictionary
 
 from prometheus_client import Histogram
 
 from qkv.serving.engine.generation_request import OutputChunk, RequestHandle, Update
-from qkv.serving.engine.sequence import SequenceStatus, ServingSequence
+from qkv.serving.engine.sequence import ServingSequence
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 60)
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
@@ -28,7 +27,7 @@ class RequestTimes:
     started: bool = False
     first_token: float | None = None
     tokens: int = 0
-    """Tokens of a sample after the last step."""
+    """Tokens sent so far, of all samples."""
 
 
 class EngineTimings:
@@ -39,11 +38,10 @@ class EngineTimings:
         self.first = histogram("time_to_first_token_seconds", "Seconds before the first token.")
         self.token = histogram("time_per_token_seconds", "Seconds per token after the first one.")
         self.batch = histogram("batch_size", "Sequences in a step of the engine.", ROWS)
-        self.requests: WeakKeyDictionary[RequestHandle, RequestTimes] = WeakKeyDictionary()
+        self.awaited: dict[RequestHandle, RequestTimes] = {}
+        """Requests without a token: only these are looked at after a step."""
         self.began = 0.0
         """When the current step began."""
-        self.ended = 0
-        """Samples that have ended in it."""
 
     @property
     def histograms(self) -> tuple[Histogram, ...]:
@@ -51,27 +49,29 @@ class EngineTimings:
 
     def accept(self, model: str, handle: RequestHandle) -> None:
         """A request joins the queue of a model."""
-        self.requests[handle] = RequestTimes(model, time.monotonic())
+        handle.times = self.awaited[handle] = RequestTimes(model, time.monotonic())
 
     def begin_step(self) -> None:
         """A step of any model begins."""
         self.began = time.monotonic()
-        self.ended = 0
 
-    def end_step(self, model: str, sequences: Iterable[ServingSequence]) -> None:
-        """The step is done; `sequences` have not finished."""
-        rows = self.ended
+    def end_step(self, model: str, sequences: Sequence[ServingSequence]) -> None:
+        """The step is done; `sequences` are running."""
+        if sequences:
+            self.batch.labels(model).observe(len(sequences))
+        if not self.awaited:
+            return
+
         for sequence in sequences:
-            if sequence.status is not SequenceStatus.WAITING:
-                rows += 1
-                self.advance(sequence.handle, sequence.generated)
+            self.advance(sequence.handle, sequence.generated)
 
-        if rows:
-            self.batch.labels(model).observe(rows)
+        for handle in list(self.awaited):
+            if handle.aborted:
+                self.awaited.pop(handle, None)
 
     def advance(self, handle: RequestHandle, tokens: int) -> None:
         """A request was in the current step, and now has some tokens."""
-        times = self.requests.get(handle)
+        times = self.awaited.get(handle)
         if times is None:
             return
 
@@ -79,27 +79,30 @@ class EngineTimings:
             times.started = True
             self.queue.labels(times.model).observe(max(0.0, self.began - times.accepted))
 
-        if tokens and times.first_token is None:
+        if tokens:
             times.first_token = time.monotonic()
             self.first.labels(times.model).observe(times.first_token - times.accepted)
-
-        times.tokens = tokens
+            del self.awaited[handle]
 
     def emit(self, handle: RequestHandle, update: Update) -> None:
         """An update is sent; the first sample of a request that ends counts for the request."""
-        if not isinstance(update, OutputChunk) or update.reason in (None, "deadline"):
-            return
-
-        self.ended += 1
-        times = self.requests.get(handle)
+        times = handle.times
         if times is None:
             return
+        if not isinstance(update, OutputChunk):
+            self.awaited.pop(handle, None)
+            return
 
-        steps = times.tokens
-        self.advance(handle, steps + len(update.tokens))
-        del self.requests[handle]
-        if steps and times.first_token is not None:
-            seconds = (time.monotonic() - times.first_token) / steps
+        self.advance(handle, len(update.tokens))
+        times.tokens += len(update.tokens)
+        if update.reason is None:
+            return
+
+        handle.times = None
+        self.awaited.pop(handle, None)
+        if times.tokens > 1 and times.first_token is not None and update.reason != "deadline":
+            tokens = times.tokens / handle.request.samples
+            seconds = (time.monotonic() - times.first_token) / max(1, tokens - 1)
             self.token.labels(times.model).observe(seconds)
 
 

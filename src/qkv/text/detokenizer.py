@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import codecs
 import re
+from collections.abc import Iterable
 from functools import lru_cache
 
 from qkv.text.tokenizer import Tokenizer
@@ -67,6 +68,21 @@ class IncrementalDetokenizer:
             return ""
 
         return self.decode_pending()
+
+    def add_all(self, ids: Iterable[int]) -> str:
+        """Return the text that these ids complete; faster than one `add` for each."""
+        if not self.only_byte_level:
+            return "".join(map(self.add, ids))
+
+        encoded = []
+        for id in ids:
+            token = self.tokenizer.inner.id_to_token(id)
+            if id not in self.skipped and token is not None:
+                encoded.append(bytes_of(token))
+
+        characters = self.utf8_decoder.decode(b"".join(encoded))
+        self.length += len(characters)
+        return characters
 
     def offset_of(self, id: int) -> int:
         """Return the offset of the first character of an id that is added next.

@@ -30,7 +30,7 @@ class TokenLogprob(NamedTuple):
 
     id: int
     text: str = ""
-    """Characters that the token completes; stop strings are not cut off, and a beam has none."""
+    """Characters that the token completes, with stop strings; empty without logprobs or stops."""
     offset: int = 0
     """Where its characters begin in the text; 0 if logprobs were not requested."""
     logprob: float | None = None
@@ -144,6 +144,8 @@ class RequestHandle:
         if isinstance(request, GenerationRequest):
             self.unfinished = request.samples
 
+        self.times: Any = None
+        """When the request was accepted and started, for the server's metrics."""
         self.unread = 0
         """Chunks that the client has not read yet."""
 

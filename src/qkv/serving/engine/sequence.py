@@ -106,6 +106,8 @@ class ServingSequence:
 
         # Output
         self.text = StopStringFilter(tokenizer, request.stop)
+        self.text_per_token = bool(request.stop) or request.logprobs is not None
+        """Otherwise a chunk is turned into text at once, which is faster."""
         self.new_tokens: list[TokenLogprob] = []
         """Tokens since the last chunk."""
         self.prompt_tokens: list[TokenLogprob] = []
@@ -177,6 +179,13 @@ class ServingSequence:
         if token_id == BROKEN:
             raise RuntimeError(NO_LIKELIEST)
 
+        if not self.text_per_token:
+            reason = self.rule.append(self.token_ids, token_id, self.prompt_length)
+            if reason != "end":
+                self.new_tokens.append(TokenLogprob(token_id))
+
+            return reason
+
         offset = 0
         if top is not None:
             offset = self.text.detokenizer.offset_of(token_id)
@@ -193,6 +202,9 @@ class ServingSequence:
 
     def take_chunk(self, reason: Reason | None) -> OutputChunk:
         """The output since the last chunk."""
+        if not self.text_per_token:
+            self.text.add_tokens(token.id for token in self.new_tokens)
+
         if reason is not None:
             self.text.close()
             if self.text.stopped:
