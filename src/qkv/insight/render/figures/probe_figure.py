@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -13,7 +13,7 @@ from rich.text import Text
 
 from qkv.insight.probing.probe_model import LayerScore, ProbeCondition, ProbeResult
 from qkv.insight.probing.probe_tasks import Measure
-from qkv.insight.render.figures.figure_style import COLOURS, PALE, ROUND, canvas, save
+from qkv.insight.render.figures.figure_style import COLOURS, PALE, ROUND, annotate, canvas, save
 from qkv.tables import Table
 
 SHORT: dict[ProbeCondition, str] = {
@@ -182,16 +182,8 @@ def interval(score: LayerScore) -> tuple[float, float]:
 def draw_level(axes: Axes, name: str, level: float) -> None:
     """A dotted line across, named at its right end outside the panel, where no line runs."""
     axes.axhline(level, color=PALE, linewidth=1, linestyle=":", zorder=1)
-    axes.annotate(
-        name.replace(" ", "\n", 1),
-        (1.01, level),
-        xycoords=("axes fraction", "data"),
-        ha="left",
-        va="center",
-        fontsize=9,
-        color=PALE,
-        annotation_clip=False,
-    )
+    style: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "annotation_clip": False}
+    annotate(axes, name.replace(" ", "\n", 1), (1.01, level), **style)
 
 
 def tick_layers(axes: Axes, layers: Sequence[str]) -> None:
