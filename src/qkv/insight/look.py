@@ -161,7 +161,7 @@ def look(
         >>> insight.look(model, "the cat sat", tokenizer=tokenizer).of("self").layers[0].shape
         torch.Size([2, 3, 3])
     """
-    default_name, model, tokenizer = opened(model, tokenizer)
+    title, model, tokenizer = opened(model, tokenizer)
     if reading is None:
         reading = read(model, tokenizer, *texts, source=source, target=target)
 
@@ -175,7 +175,7 @@ def look(
     gradients = gradients_of(model, reading, norms, attribution)
     bidirectional = not (model.is_causal or model.has_source)
 
-    return Look(name or default_name, reading, captured, predictions, by_layer, *gradients, bidirectional)
+    return Look(name or title, reading, captured, predictions, by_layer, *gradients, bidirectional)
 
 
 def opened(

@@ -95,7 +95,10 @@ def read(
         >>> insight.read(model, tokenizer, "the cat sat").text.tokens
         ('the', 'cat', 'sat')
     """
-    check_texts([*(("text", text) for text in texts), ("source", source), ("target", target)])
+    named = [*(("text", text) for text in texts), ("source", source), ("target", target)]
+    for name, text in named:
+        if text is not None:
+            check_text(text, name)
     if model.has_source:
         if source is None and len(texts) == 1:
             source = texts[0]
@@ -121,13 +124,6 @@ def read(
     reading = (read_prompt if model.is_causal else read_sentences)(model, tokenizer, texts)
     check_length(model, reading)
     return reading
-
-
-def check_texts(named: Sequence[tuple[str, str | None]]) -> None:
-    """Raise if a text is not a string that can be encoded."""
-    for name, text in named:
-        if text is not None:
-            check_text(text, name)
 
 
 def check_length(model: Model, reading: Reading) -> None:
