@@ -159,5 +159,5 @@ def draw_baseline(axes: Axes, value: float, align: str = "left") -> None:
     """The score of random guessing as a dashed line, named at its left or right end."""
     axes.axhline(value, color=PALE, linewidth=1, linestyle="--", zorder=1)
     x = 0.01 if align == "left" else 0.99
-    style = {"xycoords": ("axes fraction", "data"), "ha": align, "va": "bottom"}
+    style: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "ha": align, "va": "bottom"}
     annotate(axes, "random guessing", (x, value), **style)

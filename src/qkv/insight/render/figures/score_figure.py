@@ -127,12 +127,10 @@ def draw(results: Sequence[Mapping[str, Any]]) -> Figure:
 
 def model_styles(results: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     """A colour and a marker for each model."""
-    styles: dict[str, dict[str, Any]] = {}
-    for result in results:
-        if result["model"] not in styles:
-            index = len(styles)
-            colour = COLOURS[index % len(COLOURS)]
-            styles[result["model"]] = {"color": colour, "marker": MARKERS[index % len(MARKERS)]}
+    styles = {}
+    for index, model in enumerate(dict.fromkeys(result["model"] for result in results)):
+        colour = COLOURS[index % len(COLOURS)]
+        styles[model] = {"color": colour, "marker": MARKERS[index % len(MARKERS)]}
 
     return styles
 
@@ -173,7 +171,7 @@ def draw_model(
         if numbered:
             annotate(axes, formatted(score.value), (at, score.value), (8, 0), color=INK)
 
-    dots = {"linewidth": 0.9, "linestyle": ":", "markersize": 8, "markeredgecolor": "white"}
+    dots: Any = {"linewidth": 0.9, "linestyle": ":", "markersize": 8, "markeredgecolor": "white"}
     axes.plot(x, [score.value for score in scores], zorder=3, **dots, **style)
 
 
