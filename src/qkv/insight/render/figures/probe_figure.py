@@ -133,7 +133,6 @@ def draw_panel(axes: Axes, panel: Panel) -> None:
 
 def draw_line(axes: Axes, line: Line, layers: list[str], factor: float, marker: str) -> None:
     """A line over the layers, with its interval as a band."""
-    x = [layers.index(score.layer) for score in line.scores]
     values = []
     for score in line.scores:
         low = score.low
@@ -141,9 +140,10 @@ def draw_line(axes: Axes, line: Line, layers: list[str], factor: float, marker: 
         if low is None or high is None:
             low = high = score.mean
 
-        values.append((score.mean, low, high))
+        at = layers.index(score.layer)
+        values.append((at, factor * score.mean, factor * low, factor * high))
 
-    means, lows, highs = factor * np.array(values).T
+    x, means, lows, highs = np.array(values).T
     dashes = "--" if line.dashed else "-"
     marks: dict[str, Any] = {"marker": marker, "markersize": 5, "markeredgecolor": "white"}
     axes.fill_between(x, lows, highs, color=line.colour, alpha=0.15, linewidth=0)
