@@ -131,14 +131,21 @@ def staging(parent: Path, needed: int, what: str, name: str | None = None) -> It
         shutil.rmtree(staged, ignore_errors=True)
 
 
+@contextmanager
+def replacing(path: Path, needed: int) -> Iterator[Path]:
+    """The path of a temporary file, which at the end replaces `path`; `needed` is its size."""
+    with staging(path.parent, needed, path.name) as folder:
+        staged = folder / path.name
+        yield staged
+        flush(staged)
+        move(staged, path)
+
+
 def write_text(path: Path, text: str) -> None:
     """Write a text file atomically, replacing an existing one."""
     content = text.encode()
-    with staging(path.parent, len(content), path.name) as folder:
-        staged = folder / path.name
+    with replacing(path, len(content)) as staged:
         staged.write_bytes(content)
-        flush(staged)
-        move(staged, path)
 
 
 def free(folder: Path) -> int:

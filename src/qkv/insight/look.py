@@ -16,7 +16,7 @@ from qkv import artifact, storage
 from qkv.generation.fill import Guess
 from qkv.insight.inspect import look_data
 from qkv.insight.inspect.attribution import attribution as compute_attribution
-from qkv.insight.inspect.capture import CapturedAttention, capture_attention
+from qkv.insight.inspect.capture import capture_attention
 from qkv.insight.inspect.logit_lens import logit_lens, makes_predictions, next_tokens
 from qkv.insight.inspect.look_data import LookData
 from qkv.insight.inspect.model_input import Reading, read
@@ -104,10 +104,8 @@ class Look(LookData):
             tokens["chosen"] = json.dumps(reading.chosen.tokens)
 
         size = sum(tensor.nbytes for tensor in tensors.values())
-        with storage.staging(path.parent, size, path.name) as folder:
-            save_file(tensors, folder / path.name, tokens)
-            storage.flush(folder / path.name)
-            storage.move(folder / path.name, path)
+        with storage.replacing(path, size) as staged:
+            save_file(tensors, staged, tokens)
 
         return path
 
@@ -163,35 +161,30 @@ def look(
         >>> insight.look(model, "the cat sat", tokenizer=tokenizer).of("self").layers[0].shape
         torch.Size([2, 3, 3])
     """
-    name = name or title_of(model)
-    model, tokenizer = with_tokenizer(model, tokenizer)
+    title, model, tokenizer = opened(model, tokenizer)
     if reading is None:
         reading = read(model, tokenizer, *texts, source=source, target=target)
 
     check_memory(model, reading)
-    captured = attention_of(model, reading, layers, at_least) if attention else []
+    captured = []
+    if attention and attends(model):  # an RNN may have no attention
+        kept = kept_layers(model, reading, layers, at_least)
+        captured = capture_attention(model, reading, layers=kept)
+
     by_layer, predictions = predictions_of(model, tokenizer, reading, lens)
     gradients = gradients_of(model, reading, norms, attribution)
     bidirectional = not (model.is_causal or model.has_source)
 
-    return Look(name, reading, captured, predictions, by_layer, *gradients, bidirectional)
+    return Look(name or title, reading, captured, predictions, by_layer, *gradients, bidirectional)
 
 
-def title_of(model: Model | artifact.Loaded | str | Path) -> str:
-    """The name of a model in titles: its path, or its class."""
-    if isinstance(model, str | Path):
-        return str(model)
-    if isinstance(model, tuple):
-        model = model[0]
-
-    return type(model).__name__
-
-
-def with_tokenizer(
+def opened(
     model: Model | artifact.Loaded | str | Path, tokenizer: Tokenizer | None
-) -> tuple[Model, Tokenizer]:
-    """Load the model if it is a name; return it with its tokenizer."""
+) -> tuple[str, Model, Tokenizer]:
+    """The title of a model (its path or class), the model, loaded if need be, and its tokenizer."""
+    path = None
     if isinstance(model, str | Path):
+        path = str(model)
         model = artifact.load(model)
 
     if isinstance(model, tuple):
@@ -204,21 +197,10 @@ def with_tokenizer(
             "tokenizer: expected the one that belongs to the model; qkv.load gives both"
         )
 
-    return model, tokenizer
+    return path or type(model).__name__, model, tokenizer
 
 
 # The parts of a look
-
-
-def attention_of(
-    model: Model, reading: Reading, layers: Collection[int] | None, at_least: Collection[int]
-) -> list[CapturedAttention]:
-    """The captured attention; empty for an RNN without attention."""
-    if not attends(model):
-        return []
-
-    kept = kept_layers(model, reading, layers, at_least)
-    return capture_attention(model, reading, layers=kept)
 
 
 def predictions_of(

@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
 from qkv.bootstrap import ratio_intervals
@@ -280,7 +280,18 @@ def mean_outputs(
 ) -> dict[tuple[str, int], Float[Tensor, "H D"]]:
     """The mean output of each head over all tokens of the data, by kind and layer."""
     device = next(model.parameters()).device
-    sums = HeadSums()
+    outputs: dict[tuple[str, int], Tensor] = {}
+    tokens: dict[tuple[str, int], Tensor] = {}
+
+    def add(
+        value: Float[Tensor, "R H T D"], name: str, layer: int, kind: str, weight: Tensor
+    ) -> None:
+        """Hook: add the outputs of all tokens; the weight (R, T) of padding is 0."""
+        key = (kind, layer)
+        weight = weight.to(value).expand(value.shape[0], value.shape[2])
+        outputs[key] = outputs.get(key, 0) + torch.einsum("rhtd,rt->hd", value, weight)
+        tokens[key] = tokens.get(key, 0) + weight.sum()
+
     for on_host in batches:
         batch = on_host.to(device)
         with ExitStack() as hooks:
@@ -288,41 +299,16 @@ def mean_outputs(
                 padding_mask = batch.padding_mask
                 if site.kind == "encoder":
                     padding_mask = batch.source_padding_mask
+                weight = torch.ones(1, 1)
                 if padding_mask is not None:
-                    padding_mask = split_groups(padding_mask, batch.group)  # (R, T)
+                    weight = split_groups(padding_mask, batch.group)  # (R, T)
 
-                hook = partial(sums.add, kind=site.kind, padding_mask=padding_mask)
+                hook = partial(add, kind=site.kind, weight=weight)
                 hooks.enter_context(hook_layers(model, site, "heads", hook))
 
             row_outputs(model, batch)
 
-    return {key: total / sums.tokens[key] for key, total in sums.outputs.items()}
-
-
-class HeadSums:
-    """Sums of head outputs over tokens, by kind of attention and layer."""
-
-    def __init__(self) -> None:
-        self.outputs: dict[tuple[str, int], Tensor] = {}
-        self.tokens: dict[tuple[str, int], Tensor] = {}
-
-    def add(
-        self,
-        value: Float[Tensor, "R H T D"],
-        name: str,
-        kind: str,
-        layer: int,
-        padding_mask: Bool[Tensor, "R T"] | None,
-    ) -> None:
-        """Hook: add the outputs of all tokens, without padding."""
-        key = (kind, layer)
-        if padding_mask is None:
-            weight = value.new_ones(value.shape[0], value.shape[2])
-        else:
-            weight = padding_mask.to(value)
-
-        self.outputs[key] = self.outputs.get(key, 0) + torch.einsum("rhtd,rt->hd", value, weight)
-        self.tokens[key] = self.tokens.get(key, 0) + weight.sum()
+    return {key: total / tokens[key] for key, total in outputs.items()}
 
 
 # The measure
@@ -347,12 +333,7 @@ def row_outputs(model: Any, batch: Batch) -> Float[Tensor, "B"] | Float[Tensor, 
         return pooled(hidden, "mean", batch.ids[:, 0], batch.padding_mask)
 
     features = FeatureExtractor(model)(batch)  # (B, N, E)
-    return torch.stack(
-        [
-            token_loss(model, row, targets)
-            for row, targets in zip(features, batch.targets, strict=True)
-        ]
-    )
+    return torch.stack(list(map(partial(token_loss, model), features, batch.targets)))
 
 
 def token_loss(model: Model, features: Float[Tensor, "N E"], targets: Tensor) -> Float[Tensor, ""]:
@@ -366,14 +347,11 @@ def token_loss(model: Model, features: Float[Tensor, "N E"], targets: Tensor) ->
         strict=True,
     )
 
-    losses = []
+    loss = features.new_zeros((), dtype=dtype)
     for x, ids in chunks:
-        losses.append(F.cross_entropy(linear(x, *output_layer).to(dtype), ids, reduction="sum"))
+        loss += F.cross_entropy(linear(x, *output_layer).to(dtype), ids, reduction="sum")
 
-    if not losses:
-        return features.new_zeros(())
-
-    return torch.stack(losses).sum()
+    return loss
 
 
 def row_losses(outputs: Tensor, unchanged: Tensor) -> Float[Tensor, "B"]:

@@ -161,7 +161,7 @@ def head_patterns(
     total = len(texts) + 1
     with torch.no_grad(), without_dropout(model):
         for number, text in enumerate(texts, start=1):
-            measure_text(model, tokenizer, sums, text)
+            measure_patterns(model, sums, *text_tokens(model, tokenizer, text))
             if progress is not None:
                 progress(number, total)
 
@@ -171,22 +171,6 @@ def head_patterns(
             progress(total, total)
 
     return [pattern_sums.result() for pattern_sums in sums.values()]
-
-
-def measure_text(
-    model: Model,
-    tokenizer: Tokenizer,
-    sums: dict[str, PatternSums],
-    text: str | tuple[str, str],
-) -> None:
-    """Add the attention on one text to the sums."""
-    ids = {}
-    masks = {}
-    for kind, row in ids_of_text(model, tokenizer, text).items():
-        ids[kind] = row.unsqueeze(0)
-        masks[kind] = {name: pattern.mask(row) for name, pattern in PATTERNS.items()}
-
-    measure_patterns(model, sums, ids, masks)
 
 
 class PatternSums:
@@ -301,10 +285,10 @@ def after_first(ids: Int[Tensor, "T"]) -> Bool[Tensor, "T 1"]:
 # Inputs
 
 
-def ids_of_text(
+def text_tokens(
     model: Model, tokenizer: Tokenizer, text: str | tuple[str, str]
-) -> dict[str, Int[Tensor, "_"]]:
-    """The ids of each side, by kind of attention; a long side is cut before its end token."""
+) -> tuple[dict[str, Int[Tensor, "1 T"]], dict[str, PatternMasks]]:
+    """The ids of each side of a text, cut before its end token if it is long; and all masks."""
     frames = frame_tokens(model, tokenizer)
     if not model.has_source and not str(text).strip():
         raise ValueError("text: there is nothing to read; expected a text")
@@ -321,15 +305,18 @@ def ids_of_text(
         sides = {"self": list(read_sentences(model, tokenizer, [str(text)]).text.ids)}
 
     longest = min(LONGEST, backbone_of(model).config.context)
-    result = {}
-    for kind, ids in sides.items():
-        if len(ids) > longest:
+    ids = {}
+    masks = {}
+    for kind, side in sides.items():
+        if len(side) > longest:
             after = frames[kind].after
-            ids = [*ids[: longest - len(after)], *after]
+            side = [*side[: longest - len(after)], *after]
 
-        result[kind] = torch.tensor(ids)
+        row = torch.tensor(side)
+        ids[kind] = row.unsqueeze(0)
+        masks[kind] = {name: pattern.mask(row) for name, pattern in PATTERNS.items()}
 
-    return result
+    return ids, masks
 
 
 def repeated_tokens(

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -307,29 +306,19 @@ def predicted_words(
     (site,) = attention_sites(model)
     predicted = torch.zeros(2, site.depth, site.heads, len(words), dtype=torch.int64)
 
-    hook = partial(store_predictions, words=words, into=predicted)
-    with hook_layers(model, site, "weights", hook):
+    def store(weights: Float[Tensor, "1 H T S"], name: str, layer: int) -> None:
+        """Hook: the word that each word attends to most, and the one that attends to it most."""
+        # Between whole words; special tokens are left out, and so is a word's attention to itself.
+        joined = join_words(weights[0].float(), words, words)  # (H, W, W)
+        joined.diagonal(dim1=1, dim2=2).zero_()
+        for direction, attention in enumerate((joined, joined.mT)):
+            most, word = attention.max(-1)  # (H, W)
+            predicted[direction, layer] = torch.where(most > 0, word, -1).cpu()
+
+    with hook_layers(model, site, "weights", store):
         backbone_of(model).hidden(torch.tensor([ids], device=next(model.parameters()).device))
 
     return predicted
-
-
-def store_predictions(
-    weights: Float[Tensor, "1 H T S"],
-    name: str,
-    *,
-    layer: int,
-    words: Sequence[WholeWord],
-    into: Int[Tensor, "2 L H W"],
-) -> None:
-    """Hook: store the word that each word attends to most, and the one that attends to it most."""
-    # Between whole words; special tokens are left out, and so is a word's attention to itself.
-    joined = join_words(weights[0].float(), words, words)  # (H, W, W)
-    joined = joined.masked_fill(torch.eye(len(words), dtype=torch.bool, device=joined.device), 0)
-
-    for direction, attention in enumerate((joined, joined.transpose(-2, -1))):
-        most, word = attention.max(-1)  # (H, W)
-        into[direction, layer] = torch.where(most > 0, word, -1).cpu()
 
 
 def encode_sentence(

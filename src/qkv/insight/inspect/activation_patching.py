@@ -8,6 +8,7 @@ is the share of the clean answer that this restores: 0 is none, 1 is all.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Literal, NamedTuple, get_args
 
@@ -98,63 +99,53 @@ def patch(
     position = answer_position(model, clean, place)
 
     with torch.no_grad(), without_dropout(model):
-        run = PatchRun(model, clean, corrupted, kind, at, position)
-        run.set_measure(answer, against)
+        run = PatchRun(model, kind, at, position, against)
+        run.read(clean, corrupted, answer)
         layers = []
-        for layer in range(run.depth):
+        for layer in range(len(run.blocks)):
             layers.append(run.patch_layer(layer))
             if progress is not None:
-                progress(layer + 1, run.depth)
+                progress(layer + 1, len(run.blocks))
 
     return run.result(layers)
 
 
+@dataclass(eq=False)
 class PatchRun:
     """Captures both prompts, then patches the corrupted one layer by layer."""
 
-    def __init__(
-        self,
-        model: Model,
-        clean: Reading,
-        corrupted: Reading,
-        kind: str,
-        at: PatchSite,
-        position: int,
-    ) -> None:
-        self.model = model
-        self.kind = kind
-        self.at: PatchSite = at
-        self.position = position
-        self.arguments = ids_of(model, corrupted)
-        self.point = "cross_attention.heads" if kind == "cross" else POINTS[at]
-        self.blocks = stack_with(model, kind).blocks
-        self.depth = len(self.blocks)
+    model: Model
+    kind: str
+    at: PatchSite
+    position: int
+    against: int | None
+
+    def read(self, clean: Reading, corrupted: Reading, answer: int | None) -> None:
+        """Run both prompts, and measure them; raise if their answers do not differ."""
+        stack = stack_with(self.model, self.kind)
+        self.blocks = stack.blocks
+        self.arguments = ids_of(self.model, corrupted)
+        self.point = "cross_attention.heads" if self.kind == "cross" else POINTS[self.at]
 
         # Tokens or heads of a layer, and how many of them are patched in one forward pass
-        side = corrupted.queries(kind)
-        self.choices = len(side.ids)
-        if at == "heads":
-            self.choices = attention_sites(model)[0].heads
+        tokens = len(corrupted.queries(self.kind).ids)
+        self.choices = tokens
+        if self.at == "heads":
+            self.choices = attention_sites(self.model)[0].heads
 
-        self.rows = copies_per_pass(len(side.ids), next(model.parameters()).device)
+        self.rows = copies_per_pass(tokens, next(self.model.parameters()).device)
 
         # Both prompts once, for the clean activations and the corrupted block inputs
-        self.names = [f"blocks.{layer}.{self.point}" for layer in range(self.depth)]
-        with capture_required(stack_with(model, kind), self.names) as self.clean_values:
-            self.clean_logits = logits_at(model, ids_of(model, clean), position)  # (1, V)
+        self.names = [f"blocks.{layer}.{self.point}" for layer in range(len(self.blocks))]
+        with capture_required(stack, self.names) as self.clean_values:
+            logits = logits_at(self.model, ids_of(self.model, clean), self.position)  # (1, V)
 
-        with capture(backbone_of(model), "*blocks.*.before") as self.block_inputs:
-            self.corrupted_logits = logits_at(model, self.arguments, position)
+        self.answer = int(logits.argmax()) if answer is None else answer
+        self.clean = float(self.measure(logits))
+        with capture(backbone_of(self.model), "*blocks.*.before") as self.block_inputs:
+            logits = logits_at(self.model, self.arguments, self.position)
 
-    def set_measure(self, answer: int | None, against: int | None) -> None:
-        """Choose what is measured, and measure both prompts; raise if they do not differ."""
-        if answer is None:
-            answer = int(self.clean_logits.argmax())
-
-        self.answer = answer
-        self.against = against
-        self.clean = float(self.measure(self.clean_logits))
-        self.corrupted = float(self.measure(self.corrupted_logits))
+        self.corrupted = float(self.measure(logits))
         difference = abs(self.clean - self.corrupted)
         if difference <= SAME * max(abs(self.clean), abs(self.corrupted)):
             raise ValueError(

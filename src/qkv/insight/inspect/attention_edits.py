@@ -221,15 +221,11 @@ class EditHooks:
 
         return weights
 
-    def scale_heads(self, heads: Float[Tensor, "B H T D"], name: str) -> Float[Tensor, "B H T D"]:
-        """Multiply the output of the heads."""
-        heads = heads.clone()
-        heads[:, self.heads] *= float(self.edit.value)
-        return heads
-
-    def scale_context(self, context: Float[Tensor, "B 1 E"], name: str) -> Float[Tensor, "B 1 E"]:
-        """Multiply the context vector of an RNN."""
-        return context * float(self.edit.value)
+    def scale_output(self, output: Float[Tensor, "B H *n"], name: str) -> Float[Tensor, "B H *n"]:
+        """Multiply the output of the heads, or the context vector (B, 1, E) of an RNN."""
+        output = output.clone()
+        output[:, self.heads] *= float(self.edit.value)
+        return output
 
 
 def previous(visible: Bool[Tensor, "B H T S"], query: Int[Tensor, "T"]) -> Bool[Tensor, "B H T S"]:
@@ -249,10 +245,9 @@ def edit_hooks(
         yield site.hook_point(edit.layer, "scores"), hooks.change_scores
     elif edit.edge is not None:
         yield site.hook_point(edit.layer, "weights"), hooks.set_weight
-    elif site.point:
-        yield site.hook_point(edit.layer, "heads"), hooks.scale_heads
     else:
-        yield "context", hooks.scale_context
+        point = site.hook_point(edit.layer, "heads") if site.point else "context"
+        yield point, hooks.scale_output
 
     if not site.point:
         yield "encoder", hooks.restart
@@ -268,19 +263,16 @@ def check_edit(model: Model, edit: Edit, reading: Reading | None = None) -> Atte
         ValueError: If the model has no such site, layer or head, or the text no such token.
     """
     site = site_of(model, edit)
-    if edit.layer >= site.depth:
-        raise ValueError(
-            f"change: {edit}: expected a layer of 0 to {site.depth - 1}, not {edit.layer}"
-        )
-    if edit.head is not None and edit.head >= site.heads:
-        raise ValueError(
-            f"change: {edit}: expected a head of 0 to {site.heads - 1}, not {edit.head}"
-        )
+    for name, number, count in (
+        ("layer", edit.layer, site.depth),
+        ("head", edit.head, site.heads),
+    ):
+        if number is not None and number >= count:
+            raise refusal(edit, f"expected a {name} of 0 to {count - 1}, not {number}")
+
     if edit.value == "previous" and site.kind == "cross":
-        raise ValueError(
-            f"change: {edit}: in cross-attention no key precedes the query; expected uniform or "
-            "first"
-        )
+        problem = "in cross-attention no key precedes the query; expected uniform or first"
+        raise refusal(edit, problem)
 
     if edit.edge is not None:
         size = max(edit.edge) + 2  # with one later token, which a bidirectional model sees
@@ -292,20 +284,21 @@ def check_edit(model: Model, edit: Edit, reading: Reading | None = None) -> Atte
     return site
 
 
+def refusal(edit: Edit, problem: str) -> ValueError:
+    """The error for an edit that does not fit the model or the text."""
+    return ValueError(f"change: {edit}: {problem}")
+
+
 def site_of(model: Model, edit: Edit) -> AttentionSite:
     """The attention site that an edit names, or the only one of the model."""
     sites = {site.kind: site for site in attention_sites(model)}
     if edit.kind is None and len(sites) == 1:
         return next(iter(sites.values()))
+    kinds = ", ".join(sites)
     if edit.kind is None:
-        raise ValueError(
-            f"change: {edit}: specify which attention, as in cross:{edit}; one of "
-            f"{', '.join(sites)}"
-        )
+        raise refusal(edit, f"specify which attention, as in cross:{edit}; one of {kinds}")
     if edit.kind not in sites:
-        raise ValueError(
-            f"change: {edit}: this model has {', '.join(sites)} attention, not {edit.kind}"
-        )
+        raise refusal(edit, f"this model has {kinds} attention, not {edit.kind}")
 
     return sites[edit.kind]
 
@@ -323,7 +316,7 @@ def check_edge_tokens(edit: Edit, edge: tuple[int, int], kind: str, reading: Rea
         if count > 1:
             only = f"only {count:,} tokens, 0 to {count - 1}"
 
-        raise ValueError(f"change: {edit}: there is no token {position}, for the {name} has {only}")
+        raise refusal(edit, f"there is no token {position}, for the {name} has {only}")
 
     return len(rows.ids)
 
@@ -335,18 +328,12 @@ def check_edge_visible(
     query, key = edge
     allowed = visible(model, kind, torch.tensor([query]), size)[0]  # (S,)
     causal = model.is_causal or kind == "decoder"
+    token = f"token {query}"
     if not allowed[key] and causal and key > query:
-        raise ValueError(
-            f"change: {edit}: token {query} of a causal model cannot see token {key}, which comes "
-            "later"
-        )
+        raise refusal(edit, f"{token} of a causal model cannot see token {key}, which comes later")
     if not allowed[key]:
-        raise ValueError(
-            f"change: {edit}: token {query} cannot see token {key}, which the model's mask hides "
-            "from it"
-        )
+        hidden = f"cannot see token {key}, which the model's mask hides from it"
+        raise refusal(edit, f"{token} {hidden}")
     if int(allowed.sum()) == 1:
-        raise ValueError(
-            f"change: {edit}: token {query} sees only itself, with a weight of 1; use off for the "
-            "whole head"
-        )
+        alone = "sees only itself, with a weight of 1; use off for the whole head"
+        raise refusal(edit, f"{token} {alone}")

@@ -95,18 +95,12 @@ def read(
         >>> insight.read(model, tokenizer, "the cat sat").text.tokens
         ('the', 'cat', 'sat')
     """
-    check_texts([*(("text", text) for text in texts), ("source", source), ("target", target)])
+    named = [*(("text", text) for text in texts), ("source", source), ("target", target)]
+    for name, text in named:
+        if text is not None:
+            check_text(text, name)
     if model.has_source:
-        if source is None and len(texts) == 1:
-            source = texts[0]
-        elif texts or source is None:
-            raise ValueError(
-                "source: a translator reads a source (and a target, if it is not to translate "
-                "itself)"
-            )
-
-        return read_pair(model, tokenizer, source, target)
-
+        return read_pair(model, tokenizer, texts, source, target)
     if source is not None or target is not None:
         raise ValueError(
             f"source: a {type(backbone_of(model)).__name__} reads one text; give it without source "
@@ -121,13 +115,6 @@ def read(
     reading = (read_prompt if model.is_causal else read_sentences)(model, tokenizer, texts)
     check_length(model, reading)
     return reading
-
-
-def check_texts(named: Sequence[tuple[str, str | None]]) -> None:
-    """Raise if a text is not a string that can be encoded."""
-    for name, text in named:
-        if text is not None:
-            check_text(text, name)
 
 
 def check_length(model: Model, reading: Reading) -> None:
@@ -150,8 +137,17 @@ def read_prompt(model: Model, tokenizer: Tokenizer, texts: Sequence[str]) -> Rea
     return Reading(make_side(tokenizer, prompt_ids(tokenizer, texts[0])))
 
 
-def read_pair(model: Any, tokenizer: Tokenizer, source: str, target: str | None) -> Reading:
+def read_pair(
+    model: Any, tokenizer: Tokenizer, texts: Sequence[str], source: str | None, target: str | None
+) -> Reading:
     """The input of a translator; without a target the model translates the source itself."""
+    if source is None and len(texts) == 1:
+        source = texts[0]
+    elif texts or source is None:
+        raise ValueError(
+            "source: a translator reads a source (and a target, if it is not to translate itself)"
+        )
+
     start, end = translation_ends(tokenizer)
     for name, text in (("source", source), ("target", target)):
         if text is not None and not text.strip():

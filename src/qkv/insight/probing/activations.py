@@ -210,15 +210,19 @@ def batches_of_block(texts: ProbeData, block: range) -> Iterator[list[int]]:
 
 
 class Activations:
-    """Vectors of texts by layer, block by block."""
+    """Vectors of texts by layer, block by block; the model runs whenever a block is read."""
 
-    together = False
+    together = True
     """True if all layers cost as much as one."""
 
-    def __init__(self, texts: ProbeData, layers: Sequence[str], blocks: list[range]) -> None:
+    def __init__(
+        self, model: Model, texts: ProbeData, layers: Sequence[str], block: int = BLOCK
+    ) -> None:
+        self.model = model
         self.texts = texts
         self.layers = tuple(layers)
-        self.blocks = blocks
+        self.block = block
+        self.blocks = texts.blocks(block)
 
     def span(self, block: int) -> range:
         """The vectors of a block among those of all texts."""
@@ -226,21 +230,6 @@ class Activations:
 
     def read(self, block: int, layers: Sequence[str]) -> Float[Tensor, "L n E"]:
         """The vectors of one block."""
-        raise NotImplementedError
-
-
-class RecomputedActivations(Activations):
-    """Runs the model on a block whenever it is read."""
-
-    together = True
-
-    def __init__(
-        self, model: Model, texts: ProbeData, layers: Sequence[str], block: int = BLOCK
-    ) -> None:
-        super().__init__(texts, layers, texts.blocks(block))
-        self.model = model
-
-    def read(self, block: int, layers: Sequence[str]) -> Float[Tensor, "L n E"]:
         with without_dropout(self.model):
             return block_vectors(self.model, self.texts, self.blocks[block], layers)
 
@@ -248,10 +237,10 @@ class RecomputedActivations(Activations):
 class ActivationsInMemory(Activations):
     """Computes all blocks once, and keeps them in memory."""
 
-    def __init__(
-        self, source: RecomputedActivations, advance: Callable[[int], object] = ignore
-    ) -> None:
-        super().__init__(source.texts, source.layers, source.blocks)
+    together = False
+
+    def __init__(self, source: Activations, advance: Callable[[int], object] = ignore) -> None:
+        super().__init__(source.model, source.texts, source.layers, source.block)
         self.vectors: list[Tensor] = []  # (L, n, E) each
         for number, block in enumerate(self.blocks):
             self.vectors.append(source.read(number, self.layers))
@@ -267,21 +256,23 @@ class ActivationsOnDisk(Activations):
     The files are read with plain reads, not mapped, so that memory holds the requested block only.
     """
 
+    together = False
+
     def __init__(
         self,
-        source: RecomputedActivations,
+        source: Activations,
         folder: Path,
         store: ActivationDtype,
         advance: Callable[[int], object] = ignore,
     ) -> None:
-        super().__init__(source.texts, source.layers, source.blocks)
+        super().__init__(source.model, source.texts, source.layers, source.block)
         self.width = backbone_of(source.model).config.width
         self.device = next(source.model.parameters()).device
         self.dtype = np.dtype(store)
         self.paths = [folder / f"{layer}.bin" for layer in self.layers]
         self.write(source, advance)
 
-    def write(self, source: RecomputedActivations, advance: Callable[[int], object]) -> None:
+    def write(self, source: Activations, advance: Callable[[int], object]) -> None:
         """Write all blocks; raise if a value is too large for the dtype."""
         with ExitStack() as stack:
             files = [stack.enter_context(path.open("wb")) for path in self.paths]
@@ -356,7 +347,7 @@ def activations(
         (('embedding', '0', 'norm'), torch.Size([1, 2, 8]))
     """
     chosen = check_layers(model, layers)
-    sources = [RecomputedActivations(model, texts, chosen, block) for texts in parts]
+    sources = [Activations(model, texts, chosen, block) for texts in parts]
     if keep == "recompute":
         yield sources
         return
@@ -375,7 +366,7 @@ def activations(
         yield stored
 
 
-def check_room(parent: Path, sources: Sequence[RecomputedActivations], itemsize: int) -> None:
+def check_room(parent: Path, sources: Sequence[Activations], itemsize: int) -> None:
     """Raise if the disk has no room for the activations."""
     parent.mkdir(parents=True, exist_ok=True)
     needed = 0

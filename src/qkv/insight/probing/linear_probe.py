@@ -191,32 +191,25 @@ def fit(
     return fitted
 
 
+@dataclass(eq=False)
 class ProbeTrainer:
     """The optimiser of all probes, and the progress of their training."""
 
-    def __init__(
-        self,
-        fitted: Fitted,
-        training: Activations,
-        targets: Tensor,
-        seeds: Sequence[int],
-        learning: ProbeTraining,
-        advance: Callable[[float], object],
-    ) -> None:
-        self.fitted = fitted
-        self.training = training
-        self.targets = targets  # (K, n)
-        self.seeds = seeds
-        self.learning = learning
-        self.advance = advance
-        self.optimizer = torch.optim.AdamW(
-            fitted.probes.parameters(), lr=learning.rate, weight_decay=learning.weight_decay
-        )
+    fitted: Fitted
+    training: Activations
+    targets: Tensor  # (K, n)
+    seeds: Sequence[int]
+    learning: ProbeTraining
+    advance: Callable[[float], object]
+    done: int = 0
 
-        count = targets.shape[1]
-        self.epochs = learning.epochs_of(count)
-        self.batch = learning.batch_of(count)
-        self.done = 0
+    def __post_init__(self) -> None:
+        self.optimizer = torch.optim.AdamW(
+            self.fitted.probes.parameters(), weight_decay=self.learning.weight_decay
+        )
+        count = self.targets.shape[1]
+        self.epochs = self.learning.epochs_of(count)
+        self.batch = self.learning.batch_of(count)
         self.total = self.epochs * count
 
     def run_epoch(self, epoch: int) -> None:
@@ -305,17 +298,14 @@ class BestWeights:
         self.probes = probes
         self.patience = patience
         self.weights = [parameter.detach().clone() for parameter in probes.parameters()]
-        self.loss: Tensor | None = None
-        self.stale: Tensor | None = None
+        self.loss = torch.tensor(math.inf)  # (L, S, K) from the first update on
+        self.stale = torch.tensor(0)
 
     def update(self, loss: Float[Tensor, "L S K"]) -> bool:
         """Keep the weights of probes that improved; return whether any probe still trains.
 
         A probe that has stopped keeps its weights, whatever the others do.
         """
-        if self.loss is None or self.stale is None:
-            self.loss = torch.full_like(loss, math.inf)
-            self.stale = torch.zeros_like(loss)
 
         better = (loss < self.loss) & (self.stale < self.patience)  # (L, S, K)
         self.loss = torch.where(better, loss, self.loss)

@@ -119,11 +119,8 @@ class ProbeResult:
         labels = json.dumps(self.facts.get("labels", []), ensure_ascii=False)
         metadata = {"labels": labels, "target": self.target}
         size = sum(tensor.nbytes for tensor in self.weights.values())
-        name = "probes.safetensors"
-        with storage.staging(folder, size, name) as staged:
-            save_file(self.weights, staged / name, metadata=metadata)
-            storage.flush(staged / name)
-            storage.move(staged / name, folder / name)
+        with storage.replacing(folder / "probes.safetensors", size) as staged:
+            save_file(self.weights, staged, metadata=metadata)
 
 
 def probe(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from rich.table import Column
 from rich.text import Text
 
 from qkv.insight.heads.head_ablation import Head, HeadImportance
@@ -20,33 +21,31 @@ CLEAR = 0.8  # least share of the weight of a head that clearly follows a patter
 HALF = 0.5  # ... and of one that follows it in part
 
 
+def head_table(several: bool, *columns: str | Column) -> Table:
+    """An empty table; with several kinds of attention their column comes first."""
+    first = ["attention"] * several
+    return Table(*first, *columns, header_style="bold", caption_justify="left", min_width=WIDTH)
+
+
+def numbers(name: str) -> Column:
+    return Column(name, justify="right")
+
+
 # Patterns
 
 
 def patterns_table(patterns: Sequence[HeadPatterns]) -> Table:
     """A row for each pattern: the strongest heads as layer.head, and the share of their weight."""
-    table = Table(header_style="bold", caption_justify="left", min_width=WIDTH)
+    several = len(patterns) > 1
+    table = head_table(several, "pattern", "attends to", numbers("uniform"), "strongest heads")
     table.caption = (
         "layer.head, both from 0, and the share of its weight; "
         "uniform: the score of a head that attends equally everywhere"
     )
-    several = len(patterns) > 1
-    if several:
-        table.add_column("attention")
-
-    table.add_column("pattern")
-    table.add_column("attends to")
-    table.add_column("uniform", justify="right")
-    table.add_column("strongest heads")
-
     for kind in patterns:
         for name in kind.scores:
-            row: list[str | Text] = [name, meaning_of(name), f"{kind.uniform[name]:.2f}"]
-            row.append(strongest_heads(kind, name))
-            if several:
-                row.insert(0, kind.kind)
-
-            table.add_row(*row)
+            cells = (name, meaning_of(name), f"{kind.uniform[name]:.2f}")
+            table.add_row(*[kind.kind] * several, *cells, strongest_heads(kind, name))
 
         table.add_section()
 
@@ -75,27 +74,18 @@ def strongest_heads(patterns: HeadPatterns, name: str) -> Text:
 
 def importance_table(importance: HeadImportance) -> Table:
     """The heads whose ablation changes the loss most, and those with the smallest change."""
-    table = Table(header_style="bold", caption_justify="left", min_width=WIDTH)
-    table.caption = f"{importance.summary}; paired intervals"
     several = len(importance.change) > 1
-    if several:
-        table.add_column("attention")
-
-    table.add_column("layer.head")
-    table.add_column(f"change in {importance.measure}", justify="right")
-    table.add_column("95% interval", justify="right")
+    change = numbers(f"change in {importance.measure}")
+    table = head_table(several, "layer.head", change, numbers("95% interval"))
+    table.caption = f"{importance.summary}; paired intervals"
 
     ranked = importance.ranked()
     most = ranked[:RANKED]
     least = ranked[max(RANKED, len(ranked) - HARMFUL) :]
     for heads in (most, least):
         for head in heads:
-            row: list[str | Text] = [f"{head.layer}.{head.head}", change_cell(head)]
-            row.append(interval(head.low, head.high, "+.4f"))
-            if several:
-                row.insert(0, head.kind)
-
-            table.add_row(*row)
+            cells = (change_cell(head), interval(head.low, head.high, "+.4f"))
+            table.add_row(*[head.kind] * several, f"{head.layer}.{head.head}", *cells)
 
         table.add_section()
 
@@ -124,15 +114,12 @@ def interval(low: float, high: float, form: str) -> Text:
 
 def syntax_table(syntax: SyntaxResult) -> Table:
     """A row for each relation: its best head compared with the best fixed offset."""
-    table = Table(header_style="bold", caption_justify="left", min_width=WIDTH)
+    names = ("words", "head", "accuracy, %", "95% interval", "offset", "accuracy, %", "gain")
+    table = head_table(False, Column("relation", no_wrap=True), *map(numbers, names))
     table.caption = (
         f"{syntax.summary}; green: significantly above the offset; "
         "→: a word attends to its syntactic head, ←: the syntactic head attends to the word"
     )
-    table.add_column("relation", no_wrap=True)
-    for name in ("words", "head", "accuracy, %", "95% interval", "offset", "accuracy, %", "gain"):
-        table.add_column(name, justify="right")
-
     for relation in syntax.relations:
         table.add_row(*relation_cells(relation))
 

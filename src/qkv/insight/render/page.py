@@ -12,6 +12,7 @@ import hashlib
 import html
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from string import Template
 from typing import Any
 
 from qkv.generation.fill import Guess
@@ -55,7 +56,9 @@ def opening(look: LookData, choice: ViewChoice) -> dict[str, Any]:
 
     attention = look.of(choice.kind)
     if view is None:
-        view = first_view(attention, choice)
+        # One head if it is the only one or is requested, else all heads
+        one = attention.depth * attention.heads == 1 or (choice.layer, choice.head) != (None, None)
+        view = "head" if one else "heads"
 
     first = min(attention.layers, default=0)
     if choice.layer is not None:
@@ -85,15 +88,6 @@ def has_view(look: LookData, view: View) -> bool:
         return getattr(look, view) is not None
 
     return bool(look.attention)
-
-
-def first_view(attention: CapturedAttention, choice: ViewChoice) -> View:
-    """One head if it is the only one or is requested, else all heads."""
-    only_one = attention.depth * attention.heads == 1
-    if only_one or choice.layer is not None or choice.head is not None:
-        return "head"
-
-    return "heads"
 
 
 # The file
@@ -130,15 +124,7 @@ def page_head(model: str, script: str, style: str) -> str:
         "img-src data:; base-uri 'none'; form-action 'none'"
     )
     name = html.escape(model).encode("utf-8", "replace").decode()
-    return (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f'<title>{name}: attention</title>\n<link rel="icon" href="data:,">\n'
-        f"<style>{style}</style>\n</head>\n<body>\n"
-        '<div id="qkv"><p class="note">Opening …</p></div>\n'
-        "<noscript>This page needs JavaScript, which is switched off.</noscript>\n"
-    )
+    return Template(module("page_head.html")).substitute(policy=policy, name=name, style=style)
 
 
 def blocks(look: LookData, code: Code, kind: str, layer: int) -> Iterator[tuple[str, str]]:

@@ -207,7 +207,8 @@ def show_lens(look: LookData, console: Console, choice: ViewChoice) -> None:
     )
     names = layer_names(len(lens))
     margin = max(map(len, names)) + 1
-    width = max(6, min(GUESS_WIDTH, longest_guess(lens))) + 2
+    longest = max(len(label(guesses[0].text)) for layer in lens for guesses in layer)
+    width = max(6, min(GUESS_WIDTH, longest)) + 2
     tokens = labels(look.reading.text)
     columns = max(1, (console.width - margin) // width)
 
@@ -225,16 +226,6 @@ def show_lens(look: LookData, console: Console, choice: ViewChoice) -> None:
             console.print(line)
 
         console.print()
-
-
-def longest_guess(lens: Sequence[Sequence[Sequence[Guess]]]) -> int:
-    """The length of the longest likeliest token."""
-    longest = 0
-    for layer in lens:
-        for guesses in layer:
-            longest = max(longest, len(label(guesses[0].text)))
-
-    return longest
 
 
 def guess_cell(guesses: Sequence[Guess], width: int, console: Console) -> Text:

@@ -97,10 +97,6 @@ def has_right_to_left(text: str) -> bool:
     return any("\u0590" <= char <= "\u08ff" or char == "\u200f" for char in text)
 
 
-def two_decimals(weight: float) -> str:
-    return f"{weight:.2f}"
-
-
 def root(weights: Tensor) -> Tensor:
     """The shade of a weight: its root, which makes weights of a few hundredths visible."""
     return weights.clamp(0, 1).sqrt()
@@ -124,7 +120,7 @@ class HeatMap:
     title: str = ""
     shades: Float[Tensor, "T S"] | None = None
     """From 0 to 1; by default the root of the weight."""
-    format_value: Callable[[float], str] = two_decimals
+    format_value: Callable[[float], str] = "{:.2f}".format
     """Formats a number."""
 
     @property

@@ -13,8 +13,8 @@ from qkv.insight.heads import head_patterns as module
 from qkv.insight.heads.head_patterns import (
     HeadPatterns,
     head_patterns,
-    ids_of_text,
     repeated_tokens,
+    text_tokens,
 )
 from qkv.models import HeadConfig, TaskModel, TaskModelConfig, Transformer
 from qkv.nn.hooks import add_hook, capture, has_hooks
@@ -25,6 +25,12 @@ from support.sentences import SENTENCES
 TOKENIZER = train("words", SENTENCES, 80)
 SIZE: dict[str, Any] = {"vocabulary": TOKENIZER.vocabulary, "context": 40}
 TEXTS = ["the cat sat on the mat", "the dog and the cat"]
+
+
+def ids_of_text(model: Any, tokenizer: Any, text: Any) -> dict[str, Tensor]:
+    """The ids of each side of a text."""
+    ids, _ = text_tokens(model, tokenizer, text)
+    return {kind: rows[0] for kind, rows in ids.items()}
 
 
 def by_hand(pattern: Any) -> Any:

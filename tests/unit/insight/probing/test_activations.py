@@ -14,10 +14,10 @@ from torch.testing import assert_close
 from qkv import storage
 from qkv.insight.probing import activations as module
 from qkv.insight.probing.activations import (
+    Activations,
     ActivationsInMemory,
     ActivationsOnDisk,
     ProbeData,
-    RecomputedActivations,
     activations,
     block_vectors,
     check_layers,
@@ -106,9 +106,7 @@ def test_the_layers_by_name() -> None:
 
 def test_dropout_is_off() -> None:
     model, texts = gpt(dropout=0.5).train(), some_texts()
-    one, other = (
-        RecomputedActivations(model, texts, ("0", "1")).read(0, ("0", "1")) for _ in range(2)
-    )
+    one, other = (Activations(model, texts, ("0", "1")).read(0, ("0", "1")) for _ in range(2))
     assert_close(one, other, rtol=0, atol=0)
     assert model.training
 
@@ -128,7 +126,7 @@ def test_blocks_have_every_text_once(size: int) -> None:
 
 def test_disk_memory_and_recomputing_agree(tmp_path: Path) -> None:
     model, texts = gpt().float(), some_texts()
-    recomputed = RecomputedActivations(model, texts, ("embedding", "1", "norm"), block=5)
+    recomputed = Activations(model, texts, ("embedding", "1", "norm"), block=5)
     in_memory = ActivationsInMemory(recomputed)
     stored = ActivationsOnDisk(recomputed, tmp_path, "float32")
     for layers in (("1",), ("norm", "embedding")):
@@ -184,15 +182,13 @@ def test_what_float16_cannot_hold_is_refused(tmp_path: Path) -> None:
     with torch.no_grad():
         model.embedding.token.weight.mul_(1e6)
     with pytest.raises(ValueError, match=r"store: .*float16"):
-        ActivationsOnDisk(
-            RecomputedActivations(model, some_texts(), ("embedding",)), tmp_path, "float16"
-        )
+        ActivationsOnDisk(Activations(model, some_texts(), ("embedding",)), tmp_path, "float16")
 
 
 def test_reading_holds_a_block_and_not_the_file(tmp_path: Path) -> None:
     texts = some_texts(tuple([12] * 2000))
     stored = ActivationsOnDisk(
-        RecomputedActivations(rnn().float(), texts, ("embedding", "0"), block=64),
+        Activations(rnn().float(), texts, ("embedding", "0"), block=64),
         tmp_path,
         "float32",
     )

@@ -34,8 +34,9 @@ class GivenActivations(Activations):
     def __init__(self, vectors: Tensor, targets: np.ndarray, block: int = 64) -> None:
         self.vectors = vectors
         positions = [np.array([0, 1])] * (len(targets) // 2)
-        texts = ProbeData([np.array([1, 2])] * len(positions), positions, targets)
-        super().__init__(texts, list(map(str, range(len(vectors)))), texts.blocks(block))
+        self.texts = ProbeData([np.array([1, 2])] * len(positions), positions, targets)
+        self.layers = tuple(map(str, range(len(vectors))))
+        self.blocks = self.texts.blocks(block)
 
     def read(self, block: int, layers: Sequence[str]) -> Tensor:
         span = self.span(block)

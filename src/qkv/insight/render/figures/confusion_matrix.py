@@ -58,33 +58,20 @@ class MatrixLayout(NamedTuple):
 
 def class_scores(counts: Counts) -> list[ClassScore]:
     """The scores of each class."""
-    rows = counts.sum(1).tolist()
-    predicted = counts.sum(0).tolist()
-    correct = counts.diagonal().tolist()
-    scores = []
-    for n, p, right in zip(rows, predicted, correct, strict=True):
-        scores.append(ClassScore(n, p, ratio(right, p), ratio(right, n), ratio(2 * right, n + p)))
+    rows = counts.sum(1)
+    predicted = counts.sum(0)
+    correct = counts.diagonal()
+    with np.errstate(invalid="ignore"):  # 0 / 0 is NaN
+        ratios = (correct / predicted, correct / rows, 2 * correct / (rows + predicted))
 
-    return scores
-
-
-def ratio(part: int, whole: int) -> float:
-    if whole == 0:
-        return float("nan")
-
-    return part / whole
-
-
-def macro_f1(counts: Counts) -> float:
-    """The unweighted mean F1 of all classes that occur or are predicted."""
-    return class_metrics(counts.astype(np.float64))["macro_f1"]
+    return list(map(ClassScore, *(values.tolist() for values in (rows, predicted, *ratios))))
 
 
 def summary(counts: Counts, form: str) -> str:
     """The caption: `form` has the fields right, rows, accuracy and f1."""
     rows = int(counts.sum())
     right = int(counts.trace())
-    f1 = 100 * macro_f1(counts)
+    f1 = 100 * class_metrics(counts.astype(np.float64))["macro_f1"]
     return form.format(right=right, rows=rows, accuracy=right / rows, f1=f1)
 
 
@@ -126,18 +113,10 @@ def confusion_table(counts: Any, labels: Sequence[str]) -> Table:
         else:
             cells = [Text(confusions(row, index, names) or "-")]
 
-        table.add_row(Text(names[index]), *score_cells(scores[index]), *cells)
+        rows, _, *ratios = scores[index]
+        table.add_row(Text(names[index]), f"{rows:,}", *map(percent, ratios), *cells)
 
     return table
-
-
-def score_cells(score: ClassScore) -> list[str]:
-    return [
-        f"{score.rows:,}",
-        percent(score.precision),
-        percent(score.recall),
-        percent(score.f1),
-    ]
 
 
 def matrix_cells(row: Int[np.ndarray, "C"], index: int) -> list[Text]:

@@ -15,6 +15,7 @@ from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.text import Annotation
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from qkv import storage
@@ -76,11 +77,8 @@ def save(draw: Callable[[], Figure], out: Path, name: str = "plot") -> Path:
         draw().savefig(buffer, format=out.suffix[1:].lower(), dpi=160)
 
     content = buffer.getvalue()
-
-    with storage.staging(out.parent, len(content), out.name) as staging:
-        (staging / out.name).write_bytes(content)
-        storage.flush(staging / out.name)
-        storage.move(staging / out.name, out)
+    with storage.replacing(out, len(content)) as staged:
+        staged.write_bytes(content)
 
     return out
 
@@ -94,15 +92,15 @@ def canvas(wide: float, high: float, **spacing: Any) -> Figure:
 def head(axes: Axes, title: str, below: str) -> None:
     """Write a title and, in a paler line below it, a summary."""
     axes.set_title(title, fontsize=16, fontweight="bold", loc="left", pad=26)
-    axes.annotate(
-        below,
-        (0, 1),
-        xytext=(0, 8),
-        xycoords="axes fraction",
-        textcoords="offset points",
-        fontsize=11,
-        color=PALE,
-    )
+    annotate(axes, below, (0, 1), (0, 8), xycoords="axes fraction", va="baseline", fontsize=11)
+
+
+def annotate(
+    axes: Axes, text: str, at: Any, shift: tuple[float, float] = (0, 0), **style: Any
+) -> Annotation:
+    """Write a small pale text beside a point, shifted by this many points (1/72 inch)."""
+    style = {"va": "center", "fontsize": 9, "color": PALE, **style}
+    return axes.annotate(text, at, xytext=shift, textcoords="offset points", **style)
 
 
 def hide_frame(axes: Axes) -> None:
@@ -160,12 +158,6 @@ def draw_interval(axes: Axes, x: float, low: float, high: float, colour: str) ->
 def draw_baseline(axes: Axes, value: float, align: str = "left") -> None:
     """The score of random guessing as a dashed line, named at its left or right end."""
     axes.axhline(value, color=PALE, linewidth=1, linestyle="--", zorder=1)
-    axes.annotate(
-        "random guessing",
-        (0.01 if align == "left" else 0.99, value),
-        xycoords=("axes fraction", "data"),
-        ha=align,
-        va="bottom",
-        fontsize=9,
-        color=PALE,
-    )
+    x = 0.01 if align == "left" else 0.99
+    style: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "ha": align, "va": "bottom"}
+    annotate(axes, "random guessing", (x, value), **style)

@@ -18,7 +18,14 @@ from qkv.insight.heads.head_ablation import Head, HeadImportance
 from qkv.insight.heads.head_patterns import HeadPatterns
 from qkv.insight.heads.head_syntax import RelationScore, SyntaxResult
 from qkv.insight.inspect.activation_patching import PatchResult
-from qkv.insight.render.figures.figure_style import COLOURS, INK, PALE, canvas, colour_bar
+from qkv.insight.render.figures.figure_style import (
+    COLOURS,
+    INK,
+    PALE,
+    annotate,
+    canvas,
+    colour_bar,
+)
 from qkv.insight.render.views import label
 
 # Zero is white, blue is below and vermilion above: colour-blind readers can tell them apart.
@@ -195,15 +202,7 @@ def annotate_relation(axes: Axes, relation: RelationScore, at: float) -> None:
         ends = [100 * relation.low, 100 * relation.high]
         axes.plot(ends, [at - 0.19, at - 0.19], color=INK, linewidth=1.2)
 
-    axes.annotate(
-        f"{relation.named_head}   {relation.offset:+d}",
-        (100 * right, at),
-        xytext=(6, 0),
-        textcoords="offset points",
-        va="center",
-        fontsize=9,
-        color=PALE,
-    )
+    annotate(axes, f"{relation.named_head}   {relation.offset:+d}", (100 * right, at), (6, 0))
 
 
 def draw_legend_below(figure: Figure, axes: Axes) -> None:

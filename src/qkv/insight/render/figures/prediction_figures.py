@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -16,6 +17,7 @@ from qkv.insight.render.figures.figure_style import (
     INK,
     PALE,
     TILTED,
+    annotate,
     canvas,
     colour_bar,
     hide_frame,
@@ -71,32 +73,16 @@ def draw_guesses(axes: Axes, row: int, guesses: Sequence[Guess]) -> None:
     """A bar for the likeliest token, its name beside it, then the next likeliest ones."""
     best, *others = guesses
     axes.barh(row, best.probability, color=COLOURS[5], height=0.66)
-    best_text = axes.annotate(
-        f"{label(best.text, 16)} {best.probability:.0%}",
-        (best.probability, row),
-        xytext=(7, 0),
-        textcoords="offset points",
-        va="center",
-        fontsize=14,
-        color=INK,
-        fontweight="bold",
-    )
+    bold: dict[str, Any] = {"fontsize": 14, "color": INK, "fontweight": "bold"}
+    text = f"{label(best.text, 16)} {best.probability:.0%}"
+    best_text = annotate(axes, text, (best.probability, row), (7, 0), **bold)
     names = []
     for guess in others[: GUESSES - 1]:
         if guess.probability >= LEAST:
             names.append(f"{label(guess.text, 10)} {guess.probability:.0%}")
 
-    axes.annotate(
-        ",  ".join(names),
-        (1, 0.5),
-        xycoords=best_text,
-        xytext=(12, 0),
-        textcoords="offset points",
-        va="center",
-        fontsize=12,
-        color=PALE,
-        annotation_clip=False,
-    )
+    pale: dict[str, Any] = {"xycoords": best_text, "fontsize": 12, "annotation_clip": False}
+    annotate(axes, ",  ".join(names), (1, 0.5), (12, 0), **pale)
 
 
 # Logit lens

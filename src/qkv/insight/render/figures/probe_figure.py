@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
@@ -13,7 +14,7 @@ from rich.text import Text
 
 from qkv.insight.probing.probe_model import LayerScore, ProbeCondition, ProbeResult
 from qkv.insight.probing.probe_tasks import Measure
-from qkv.insight.render.figures.figure_style import COLOURS, PALE, ROUND, canvas, save
+from qkv.insight.render.figures.figure_style import COLOURS, PALE, ROUND, annotate, canvas, save
 from qkv.tables import Table
 
 SHORT: dict[ProbeCondition, str] = {
@@ -27,6 +28,7 @@ WAYS: dict[ProbeCondition, str] = {
     "random model": COLOURS[1],
     "shuffled labels": PALE,
 }
+TITLES: dict[Measure, str] = {"accuracy": "accuracy, %", "distance": "mean absolute distance"}
 BASELINES: dict[Measure, str] = {"accuracy": "majority class", "distance": "always the median"}
 MARKERS = "osD^vPX"
 TICKS = 16  # numbered layers that have a tick, at most
@@ -86,13 +88,6 @@ def probed_panel(probed: ProbeResult, measure: Measure) -> Panel:
     return Panel("", lines, levels, measure)
 
 
-def title_of(measure: Measure) -> str:
-    if measure == "accuracy":
-        return "accuracy, %"
-
-    return "mean absolute distance"
-
-
 def draw_panels(panels: Sequence[Panel], path: Path, title: str, below: str) -> Path:
     """Draw panels side by side to a .png, .svg or .pdf file."""
     if not any(panel.lines for panel in panels):
@@ -119,7 +114,8 @@ def draw(panels: Sequence[Panel], title: str, below: str) -> Figure:
 def draw_panel(axes: Axes, panel: Panel) -> None:
     """Layers on the x axis, the score on the y axis."""
     factor = 100 if panel.measure == "accuracy" else 1
-    layers = panel_layers(panel)
+    # The layers of all lines, in the order in which they first occur
+    layers = list(dict.fromkeys(score.layer for line in panel.lines for score in line.scores))
     for number, line in enumerate(panel.lines):
         draw_line(axes, line, layers, factor, MARKERS[number % len(MARKERS)])
 
@@ -128,70 +124,37 @@ def draw_panel(axes: Axes, panel: Panel) -> None:
 
     tick_layers(axes, layers)
     axes.set_xlabel("layer")
-    axes.set_ylabel(title_of(panel.measure))
+    axes.set_ylabel(TITLES[panel.measure])
     axes.set_title(panel.title, fontsize=12, loc="left")
     axes.set_ylim(bottom=0)
     axes.yaxis.set_major_locator(MaxNLocator(7, steps=ROUND))
     axes.grid(axis="x", visible=False)
 
 
-def panel_layers(panel: Panel) -> list[str]:
-    """The layers of all lines, in the order in which they first occur."""
-    return list(dict.fromkeys(score.layer for line in panel.lines for score in line.scores))
-
-
 def draw_line(axes: Axes, line: Line, layers: list[str], factor: float, marker: str) -> None:
     """A line over the layers, with its interval as a band."""
-    x = []
-    means = []
-    lows = []
-    highs = []
+    values = []
     for score in line.scores:
-        low, high = interval(score)
-        x.append(layers.index(score.layer))
-        means.append(factor * score.mean)
-        lows.append(factor * low)
-        highs.append(factor * high)
+        low = score.low
+        high = score.high
+        if low is None or high is None:
+            low = high = score.mean
 
+        at = layers.index(score.layer)
+        values.append((at, factor * score.mean, factor * low, factor * high))
+
+    x, means, lows, highs = np.array(values).T
+    dashes = "--" if line.dashed else "-"
+    marks: dict[str, Any] = {"marker": marker, "markersize": 5, "markeredgecolor": "white"}
     axes.fill_between(x, lows, highs, color=line.colour, alpha=0.15, linewidth=0)
-    axes.plot(
-        x,
-        means,
-        color=line.colour,
-        label=line.name,
-        marker=marker,
-        markersize=5,
-        markeredgecolor="white",
-        linewidth=1.8,
-        linestyle="--" if line.dashed else "-",
-    )
-
-
-def interval(score: LayerScore) -> tuple[float, float]:
-    """The ends of a score's interval; the mean where it has none."""
-    low = score.low
-    high = score.high
-    if low is None:
-        low = score.mean
-    if high is None:
-        high = score.mean
-
-    return low, high
+    axes.plot(x, means, dashes, color=line.colour, label=line.name, linewidth=1.8, **marks)
 
 
 def draw_level(axes: Axes, name: str, level: float) -> None:
     """A dotted line across, named at its right end outside the panel, where no line runs."""
     axes.axhline(level, color=PALE, linewidth=1, linestyle=":", zorder=1)
-    axes.annotate(
-        name.replace(" ", "\n", 1),
-        (1.01, level),
-        xycoords=("axes fraction", "data"),
-        ha="left",
-        va="center",
-        fontsize=9,
-        color=PALE,
-        annotation_clip=False,
-    )
+    style: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "annotation_clip": False}
+    annotate(axes, name.replace(" ", "\n", 1), (1.01, level), **style)
 
 
 def tick_layers(axes: Axes, layers: Sequence[str]) -> None:
@@ -241,7 +204,7 @@ def caption(probed: ProbeResult) -> str:
     """What is bold, what the brackets are, the majority-class baseline and the controls."""
     baselines = []
     for measure, value in probed.baseline.items():
-        baselines.append(f"{number(value, measure)} ({title_of(measure)})")
+        baselines.append(f"{number(value, measure)} ({TITLES[measure]})")
 
     best = layer_name(probed.best.layer)
     text = (

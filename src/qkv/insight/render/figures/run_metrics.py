@@ -146,21 +146,13 @@ def in_order(rows: Mapping[int, Row]) -> list[Row]:
 
 def first_metric(validation: Iterable[Row]) -> str | None:
     """The first metric besides the loss that validation measured."""
-    for row in validation:
-        for name in row:
-            if name not in ("step", "validation_loss"):
-                return str(name)
-
-    return None
+    known = ("step", "validation_loss")
+    return next((name for row in validation for name in row if name not in known), None)
 
 
 def event_steps(rows: Iterable[Row], kind: str) -> Numbers:
-    steps = set()
-    for row in rows:
-        if row.get("event") == kind:
-            steps.add(row["step"])
-
-    return np.array(sorted(steps), dtype=np.float64)
+    steps = [row["step"] for row in rows if row.get("event") == kind]
+    return np.unique(np.array(steps, dtype=np.float64))
 
 
 def column(rows: Iterable[Row], name: str) -> Numbers:

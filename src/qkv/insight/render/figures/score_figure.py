@@ -14,6 +14,7 @@ from qkv.insight.render.figures.figure_style import (
     COLOURS,
     INK,
     PALE,
+    annotate,
     canvas,
     draw_baseline,
     draw_interval,
@@ -126,12 +127,10 @@ def draw(results: Sequence[Mapping[str, Any]]) -> Figure:
 
 def model_styles(results: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     """A colour and a marker for each model."""
-    styles: dict[str, dict[str, Any]] = {}
-    for result in results:
-        if result["model"] not in styles:
-            index = len(styles)
-            colour = COLOURS[index % len(COLOURS)]
-            styles[result["model"]] = {"color": colour, "marker": MARKERS[index % len(MARKERS)]}
+    styles = {}
+    for index, model in enumerate(dict.fromkeys(result["model"] for result in results)):
+        colour = COLOURS[index % len(COLOURS)]
+        styles[model] = {"color": colour, "marker": MARKERS[index % len(MARKERS)]}
 
     return styles
 
@@ -170,25 +169,10 @@ def draw_model(
     for at, score in zip(x, scores, strict=True):
         draw_interval(axes, at, score.low, score.high, style["color"])
         if numbered:
-            axes.annotate(
-                formatted(score.value),
-                (at, score.value),
-                xytext=(8, 0),
-                textcoords="offset points",
-                fontsize=9,
-                va="center",
-            )
+            annotate(axes, formatted(score.value), (at, score.value), (8, 0), color=INK)
 
-    axes.plot(
-        x,
-        [score.value for score in scores],
-        linewidth=0.9,
-        linestyle=":",
-        markersize=8,
-        markeredgecolor="white",
-        zorder=3,
-        **style,
-    )
+    dots: Any = {"linewidth": 0.9, "linestyle": ":", "markersize": 8, "markeredgecolor": "white"}
+    axes.plot(x, [score.value for score in scores], zorder=3, **dots, **style)
 
 
 def label_panel(axes: Axes, panel: ScorePanel, shots: Sequence[int]) -> None:
