@@ -156,32 +156,33 @@ def load(
         >>> loaded.config == model.config
         True
     """
-    return load_path(model_path(path), base, allow_nonfinite=allow_nonfinite)
-
-
-def load_path(path: Path, base: Path | str | None, *, allow_nonfinite: bool) -> Loaded:
-    """Load a checkpoint, an adapter, a GGUF file, or a folder of `transformers` or of ours."""
-    if checkpoint.step_of(path) is not None:
-        model = load_checkpoint(path, base, allow_nonfinite=allow_nonfinite)
-        return with_tokenizer(model, read_tokenizer(current(checkpoint.run_of(path))))
-
+    path = model_path(path)
     if is_adapter(path):
         model, tokenizer = load(base_of(path, base), allow_nonfinite=allow_nonfinite)
         model = read_adapter(model, path, allow_nonfinite=allow_nonfinite)
         merge_adapters(model)
-        return with_tokenizer(model.eval(), tokenizer)
+    else:
+        model = load_model(path, base, allow_nonfinite=allow_nonfinite)
+        tokenizer = read_tokenizer(tokenizer_path(path))
 
+    if tokenizer is not None:
+        TOKENIZERS[model] = tokenizer
+
+    return Loaded(model.eval(), tokenizer)
+
+
+def load_model(path: Path, base: Path | str | None, *, allow_nonfinite: bool) -> Model:
+    """The model of a checkpoint, a GGUF file, or a folder of `transformers` or of ours."""
+    if checkpoint.step_of(path) is not None:
+        return load_checkpoint(path, base, allow_nonfinite=allow_nonfinite)
     if base is not None:
         raise ValueError(f"base: {path} is a whole model, not an adapter; leave the base out")
-
     if path.suffix.lower() == ".gguf":
-        model = read_gguf(path, allow_nonfinite=allow_nonfinite)
-        return with_tokenizer(model, read_tokenizer(path))
+        return read_gguf(path, allow_nonfinite=allow_nonfinite)
 
     values = hf_folder.open_config(path)
     if not is_ours(path):
-        model = read_folder(path, allow_nonfinite=allow_nonfinite)
-        return with_tokenizer(model, read_tokenizer(path))
+        return read_folder(path, allow_nonfinite=allow_nonfinite)
 
     path = current(path)
     try:
@@ -189,31 +190,18 @@ def load_path(path: Path, base: Path | str | None, *, allow_nonfinite: bool) -> 
     except (ValueError, TypeError) as error:
         raise ValueError(f"{path / CONFIG}: {error}") from error
 
-    model = load_weights(config, path, allow_nonfinite=allow_nonfinite)
-    return with_tokenizer(model, read_tokenizer(path))
-
-
-def load_weights(config: Config, path: Path, *, allow_nonfinite: bool) -> Model:
-    """A model with the weights of a folder, after all checksums were verified."""
+    # The weights, after all checksums were verified.
     weights = hf_folder.open_weights(path, allow_nonfinite=allow_nonfinite)
     metadata = hf_folder.read_metadata(path / SINGLE)
     verify_beside(path, metadata)
     tensors = {name: weights[name].clone() for name in weights}
-    model = with_weights(config, tensors, weights.origin).eval()
+    model = with_weights(config, tensors, weights.origin)
     verify_checksum(tensors, metadata[TENSORS], weights.origin)
 
     return model
 
 
 # Tokenizers
-
-
-def with_tokenizer(model: Model, tokenizer: Tokenizer | None) -> Loaded:
-    """Both together; `tokenizer_with(model)` returns the tokenizer from now on."""
-    if tokenizer is not None:
-        TOKENIZERS[model] = tokenizer
-
-    return Loaded(model, tokenizer)
 
 
 def tokenizer_with(model: Model) -> Tokenizer | None:
@@ -241,14 +229,19 @@ def has_tokenizer(path: Path) -> bool:
 
 def tokenizer_of(path: Path | str) -> Tokenizer:
     """The tokenizer of a saved model; ValueError with the reason if it has none."""
-    path = model_path(path)
-    if checkpoint.step_of(path) is not None:
-        path = checkpoint.run_of(path)
-
+    path = tokenizer_path(model_path(path))
     if is_adapter(path):
         return tokenizer_of(base_of(path))
 
-    return Tokenizer.read(current(path))
+    return Tokenizer.read(path)
+
+
+def tokenizer_path(path: Path) -> Path:
+    """The path that a model's tokenizer is read from; for a checkpoint, the folder of its run."""
+    if checkpoint.step_of(path) is not None:
+        path = checkpoint.run_of(path)
+
+    return current(path)
 
 
 # Adapters and checkpoints
@@ -295,9 +288,7 @@ def missing_base(path: Path, name: Path | str) -> ValueError:
     )
 
 
-def load_checkpoint(
-    path: Path, base: Path | str | None = None, *, allow_nonfinite: bool = False
-) -> Model:
+def load_checkpoint(path: Path, base: Path | str | None, *, allow_nonfinite: bool) -> Model:
     """A run's model after one step.
 
     A checkpoint holds only the weights that are trained. Frozen weights come from the run's model,
@@ -321,7 +312,7 @@ def load_checkpoint(
 
     weights = {name: frozen[name].clone() for name in frozen if name not in trained}
 
-    return with_weights(described.config, weights | trained, str(path)).eval()
+    return with_weights(described.config, weights | trained, str(path))
 
 
 def load_adapted(
@@ -354,7 +345,7 @@ def load_adapted(
 
     merge_adapters(model)
 
-    return model.eval()
+    return model
 
 
 def adapted_model(config: Config, adapters: AdapterConfig, weights: Mapping[str, Tensor]) -> Model:

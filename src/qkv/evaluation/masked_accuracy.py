@@ -74,9 +74,8 @@ def masked_accuracy(
 
     # The text, cut to the limit
     tokens = prepare_texts(texts, tokenizer, progress=False)  # the caller shows the progress
-    special_tokens = (pieces.start is not None) + (pieces.end is not None)
     if limit is not None:
-        row_tokens = max(1, context - special_tokens)
+        row_tokens = max(1, context - len(pieces.frame.around([])))
         tokens = tokens.within(0, min(len(tokens), limit * row_tokens))
 
     data = MaskedData(tokens, context, max(1, tokens_per_pass // context), 0, pieces, rate=RATE)

@@ -15,7 +15,7 @@ import numpy as np
 from qkv.evaluation.likelihood import Request
 from qkv.evaluation.task_file import EvaluationTask, fill, only_column
 from qkv.text import Tokenizer
-from qkv.text.tokenizer import start_id
+from qkv.text.frame_tokens import start_id, tokens_around
 
 Row = Mapping[str, Any]
 
@@ -301,6 +301,7 @@ def encode_requests(tokenizer: Tokenizer, pairs: Sequence[tuple[str, str]]) -> l
         texts |= {before: None, whole: None}
 
     ids = dict(zip(texts, tokenizer.encode_batch(list(texts)), strict=True))
+    frame = tokens_around(tokenizer, "prompt")
     requests: list[Request] = []
 
     for before, whole in split:
@@ -312,9 +313,7 @@ def encode_requests(tokenizer: Tokenizer, pairs: Sequence[tuple[str, str]]) -> l
             )
 
         continuation_ids = tuple(ids[whole][len(context_ids) :])
-        if tokenizer.adds_start_token or not context_ids:
-            context_ids = [first_token(tokenizer), *context_ids]
-
-        requests.append(Request(tuple(context_ids), continuation_ids))
+        prompt = frame.around(context_ids) or [first_token(tokenizer)]
+        requests.append(Request(tuple(prompt), continuation_ids))
 
     return requests

@@ -14,7 +14,8 @@ from qkv.generation.generation_batch import GeneratedToken
 from qkv.generation.prompts import TextPrompts, check_text, text_rows, texts_of
 from qkv.generation.stop import Reason, StopStringFilter
 from qkv.models.model import Model
-from qkv.text.tokenizer import Tokenizer, start_id
+from qkv.text.frame_tokens import start_id, tokens_around
+from qkv.text.tokenizer import Tokenizer
 
 
 class TextChunk(NamedTuple):
@@ -132,9 +133,7 @@ def prompt_ids(tokenizer: Tokenizer, text: str) -> list[int]:
     An empty prompt is the id that a text begins after.
     """
     check_text(text, "prompt")
-    ids = tokenizer.encode(text)
-    if tokenizer.adds_start_token and tokenizer.start is not None:
-        return [tokenizer.start, *ids]
+    ids = tokens_around(tokenizer, "prompt").around(tokenizer.encode(text))
     if ids:
         return ids
 

@@ -22,7 +22,6 @@ from qkv.text.loaders.tokenizer_files import CONFIG, WHOLE, read_files
 from qkv.text.rust_panics import panics_as_errors
 from qkv.text.special_tokens import (
     FIELDS,
-    OURS,
     find_chat_template,
     find_special_tokens,
     special_ids,
@@ -359,23 +358,6 @@ class Tokenizer:
 
     def __repr__(self) -> str:
         return f"Tokenizer({type(self.inner.model).__name__}, vocabulary={self.vocabulary})"
-
-
-def start_id(tokenizer: Tokenizer) -> int | None:
-    """Return the id before the first token of a text.
-
-    Models that are trained here read texts one after another, so it is the end token of the text
-    before; others have a start token.
-    """
-    candidates = (tokenizer.start, tokenizer.end)
-    if tokenizer.start is not None and tokenizer.token(tokenizer.start) == OURS["start"]:
-        candidates = (tokenizer.end, tokenizer.start)
-
-    first, second = candidates
-    if first is None:
-        return second
-
-    return first
 
 
 def is_word_character(character: str) -> bool:

@@ -17,7 +17,7 @@ from qkv.generation.stop import StopStringFilter, overlap
 from qkv.generation.text import complete, prompt_ids, stream_text
 from qkv.models import GPT, GPTConfig
 from qkv.text import Tokenizer, train
-from qkv.text.tokenizer import start_id
+from qkv.text.frame_tokens import start_id
 from support.sentences import SENTENCES
 
 TEXT = ["abcdefghij klm. abc abd. xyz"] * 5

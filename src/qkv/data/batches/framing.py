@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain
 from typing import NamedTuple
 
@@ -12,7 +13,7 @@ import numpy as np
 from jaxtyping import Int
 
 from qkv.data.sources.examples import Example
-from qkv.text.frame_tokens import optional_id
+from qkv.text.frame_tokens import FrameTokens
 from qkv.text.tokenizer import Tokenizer
 
 CHUNK = 4096
@@ -75,11 +76,11 @@ class Frame:
 
     def room(self, texts: int) -> int:
         """The number of tokens left for text beside the special tokens."""
-        return self.context - (self.start is not None) - texts
+        return self.context - len(self.tokens.before) - texts
 
-    @property
-    def prefix(self) -> list[int]:
-        return optional_id(self.start)
+    @cached_property
+    def tokens(self) -> FrameTokens:
+        return FrameTokens.of(self.start, self.extract)
 
     # Texts
 
@@ -129,14 +130,14 @@ class Frame:
         """The ids, where the second text starts in them, and whether anything was truncated."""
         if second is None:
             room = self.room(1)
-            ids = [*self.prefix, *first[:room], self.extract]
+            ids = self.tokens.around(first[:room])
             return ids, len(ids), len(first) > room
 
         one, two = cut_pair(len(first), len(second), self.room(2))
-        ids = [*self.prefix, *first[:one], self.delimiter, *second[:two], self.extract]
+        ids = self.tokens.around([*first[:one], self.delimiter, *second[:two]])
         truncated = (one, two) != (len(first), len(second))
 
-        return ids, len(self.prefix) + one + 1, truncated
+        return ids, len(ids) - two - 1, truncated
 
     # Words to be tagged
 
@@ -171,9 +172,9 @@ class Frame:
         if self.pooling != "last":
             positions = np.concatenate(([0], ends[:-1]))
 
-        target_positions = (positions[positions < room] + len(self.prefix)).tolist()
+        target_positions = (positions[positions < room] + len(self.tokens.before)).tolist()
         text = list(chain.from_iterable(words))
-        ids = [*self.prefix, *text[:room], self.extract]
+        ids = self.tokens.around(text[:room])
 
         return TokenizedExample(
             [ids],

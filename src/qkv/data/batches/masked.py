@@ -13,7 +13,7 @@ from qkv.data.batches.documents import document_numbers, document_tensors
 from qkv.data.batches.order import TokenWindows, random_generator
 from qkv.data.batches.padding import pad_rows
 from qkv.data.tokens.token_arrays import Tokens
-from qkv.text.frame_tokens import FrameTokens
+from qkv.text.frame_tokens import FrameTokens, tokens_around
 from qkv.text.tokenizer import Tokenizer
 
 SHOWN_AS_MASK = 0.8
@@ -30,10 +30,8 @@ class WordPieces:
     """True for tokens that start a word, False for those that continue one."""
     special: Bool[np.ndarray, "V"]
     """True for special tokens: never masked, and never a random replacement."""
-    start: int | None = None
-    """The first token of every row, if the vocabulary has one."""
-    end: int | None = None
-    """The last token of every row, if the vocabulary has one."""
+    frame: FrameTokens
+    """The first and the last token of every row, if the vocabulary has them."""
     padding: int = 0
 
     @classmethod
@@ -53,8 +51,7 @@ class WordPieces:
             tokenizer.mask,
             tokenizer.starts_word,
             special,
-            tokenizer.start,
-            tokenizer.end,
+            tokens_around(tokenizer, "sentence"),
             tokenizer.padding or 0,
         )
 
@@ -87,10 +84,9 @@ class MaskedData:
             raise ValueError("tokens: expected 1 or more, not 0")
 
         # The special tokens around each row, and the tokens of the text between them
-        frame = FrameTokens.of(self.words.start, self.words.end)
-        self.before = np.array(frame.before, dtype=np.int64)
-        self.after = np.array(frame.after, dtype=np.int64)
-        around = len(frame.around([]))
+        self.before = np.array(self.words.frame.before, dtype=np.int64)
+        self.after = np.array(self.words.frame.after, dtype=np.int64)
+        around = len(self.words.frame.around([]))
         self.size = self.context - around
         if self.size < 1:
             raise ValueError(

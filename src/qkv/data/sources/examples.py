@@ -115,8 +115,6 @@ class ExampleColumns(NamedTuple):
             texts = (self.text or first_of(CONTEXTS, names), first_of(CHOICES, names))
         elif self.task == "tag":
             texts = (self.text or first_of(WORDS, names),)
-        elif self.task in PAIR_TASKS:
-            texts = self.choose_pair(names, where)
         else:
             texts = self.choose_texts(names, where)
 
@@ -125,12 +123,25 @@ class ExampleColumns(NamedTuple):
 
         return (*texts, self.choose_label(names))
 
-    def choose_pair(self, names: list[str], where: str) -> tuple[str, ...]:
-        """The columns of two texts; one named column finds its usual partner."""
-        usual = usual_pairs(names)
-        if self.text is None and self.pair is None and usual:
+    def choose_texts(self, names: list[str], where: str) -> tuple[str, ...]:
+        """The columns of one text or two; regression may have either."""
+        usual = [pair for pair in PAIRS_OF_TEXTS if set(pair) <= set(names)]
+        if usual and self.task != "classify" and self.text is None and self.pair is None:
             return usual[0]
+        if self.task in PAIR_TASKS:
+            return self.choose_pair(usual, where)
 
+        one = self.text or first_of(SINGLE_TEXTS, names)
+        if not self.text and one not in names:
+            raise ValueError(
+                f"{where}: no column is called {' or '.join(SINGLE_TEXTS)}; "
+                "name the one that is the text (--text)"
+            )
+
+        return (one,) if self.pair is None else (one, self.pair)
+
+    def choose_pair(self, usual: list[tuple[str, str]], where: str) -> tuple[str, ...]:
+        """The columns of two texts; one named column finds its usual partner."""
         one = self.text or None
         other = self.pair or None
         for first, second in usual:
@@ -147,27 +158,6 @@ class ExampleColumns(NamedTuple):
             )
 
         return (one, other)
-
-    def choose_texts(self, names: list[str], where: str) -> tuple[str, ...]:
-        """The column of one text; regression may have two."""
-        if self.task != "classify" and self.text is None and self.pair is None:
-            usual = usual_pairs(names)
-            if usual:
-                return usual[0]
-
-        one = self.text
-        if not one:
-            one = first_of(SINGLE_TEXTS, names)
-            if one not in names:
-                raise ValueError(
-                    f"{where}: no column is called {' or '.join(SINGLE_TEXTS)}; "
-                    "name the one that is the text (--text)"
-                )
-
-        if self.pair is None:
-            return (one,)
-
-        return (one, self.pair)
 
     def choose_label(self, names: list[str]) -> str:
         """The column of the label."""
@@ -229,11 +219,6 @@ class ExampleColumns(NamedTuple):
             )
 
         yield Example(texts, tuple(as_label(tag, where) for tag in tags), where)
-
-
-def usual_pairs(names: list[str]) -> list[tuple[str, str]]:
-    """The usual pairs of columns that a table has."""
-    return [pair for pair in PAIRS_OF_TEXTS if set(pair) <= set(names)]
 
 
 def first_of(usual: Sequence[str], names: list[str]) -> str:

@@ -13,7 +13,7 @@ from typing import TypeVar
 import numpy as np
 
 from qkv.data.sources.source import TextSource
-from qkv.text.frame_tokens import optional_id
+from qkv.text.frame_tokens import tokens_around
 from qkv.text.tokenizer import Tokenizer
 
 BATCH = 1 << 19
@@ -108,7 +108,7 @@ Encoded = tuple[np.ndarray, np.ndarray]
 
 def encoder(tokenizer: Tokenizer) -> Callable[[list[Chunk]], Encoded]:
     """A function that encodes chunks and appends the end token to every text."""
-    closing = optional_id(tokenizer.end)
+    closing = tokens_around(tokenizer, "document").after
 
     def encode(chunks: list[Chunk]) -> Encoded:
         rows = tokenizer.encode_batch([chunk.text for chunk in chunks])

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import math
+import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
+from importlib.resources import files
 from typing import Any
 
 from qkv.nn.stack_config import Activation, StackConfig
+
+TABLES = tomllib.loads(files(__package__).joinpath("formats.toml").read_text("utf-8"))
+"""Names that other libraries have for fields and tensors."""
 
 ACTIVATIONS_FROM_HF: dict[str, Activation] = {
     "relu": "relu",

@@ -11,53 +11,12 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-FAMILY_TENSORS = {
-    "gpt2": (r"(transformer\.)?wte\.weight", r"(transformer\.)?h\.0\.attn\.c_attn\.weight"),
-    "bert": (
-        r"(bert\.)?embeddings\.word_embeddings\.weight",
-        r"(bert\.)?encoder\.layer\.0\.attention\.self\.query\.weight",
-    ),
-    "llama": (r"(model\.)?embed_tokens\.weight", r"(model\.)?layers\.0\.self_attn\.q_proj\.weight"),
-    "marian": (
-        r"model\.(shared|encoder\.embed_tokens)\.weight",
-        r"model\.encoder\.layers\.0\.self_attn\.q_proj\.weight",
-        r"model\.decoder\.layers\.0\.encoder_attn\.q_proj\.weight",
-    ),
+from qkv.models.convert.config_fields import TABLES
+
+FAMILY_TENSORS: dict[str, list[str]] = {
+    family: table["detected_by"] for family, table in TABLES.items() if "detected_by" in table
 }
 """Patterns of names that all files of a family have."""
-
-COMMON_FIELDS = {
-    "architectures",
-    "attention_bias",
-    "attention_dropout",
-    "bos_token_id",
-    "dtype",
-    "eos_token_id",
-    "hidden_act",
-    "initializer_range",
-    "pad_token_id",
-    "tie_word_embeddings",
-    "torch_dtype",
-    "transformers_version",
-    "use_cache",
-    "vocab_size",
-}
-LLAMA_FIELDS = COMMON_FIELDS | {
-    "head_dim",
-    "hidden_size",
-    "intermediate_size",
-    "max_position_embeddings",
-    "mlp_bias",
-    "num_attention_heads",
-    "num_hidden_layers",
-    "num_key_value_heads",
-    "pretraining_tp",
-    "rms_norm_eps",
-    "rope_parameters",
-    "rope_scaling",
-    "rope_theta",
-}
-"""Fields of a Llama's config; Gemma and Granite, with the same tensor names, have more."""
 NAME_IT = 'add "model_type" to the file, which names the family'
 
 
@@ -81,7 +40,7 @@ def detect_family(values: Mapping[str, Any], names: Iterable[str]) -> str:
             f"model_type: it is missing, and the model could be a BERT or a RoBERTa; {NAME_IT}"
         )
 
-    if family == "llama" and (unknown := sorted(values.keys() - LLAMA_FIELDS)):
+    if family == "llama" and (unknown := sorted(values.keys() - TABLES["known_fields"]["llama"])):
         raise ValueError(
             "model_type: it is missing, and though the tensors have a Llama's names, "
             f"{unknown[0]} is not a field of its config; {NAME_IT}"

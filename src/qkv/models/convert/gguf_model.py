@@ -5,6 +5,7 @@ Fields and tensors get the names that `transformers` has for a Llama, and hf_lla
 
 from __future__ import annotations
 
+import re
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from qkv.imports import require
 from qkv.models.convert import hf_llama
-from qkv.models.convert.config_fields import Fields
+from qkv.models.convert.config_fields import TABLES, Fields
 from qkv.models.convert.hf_folder import refuse_pickle
 from qkv.models.convert.hf_format import model_from_hf
 from qkv.models.convert.weight_rules import Weights
@@ -23,39 +24,12 @@ from qkv.models.model import Model
 from qkv.nn.position import RotaryScaling, stretch
 from qkv.text.loaders.gguf_file import GGUFFile
 
-FIELDS = {
-    "context_length": "max_position_embeddings",
-    "embedding_length": "hidden_size",
-    "block_count": "num_hidden_layers",
-    "attention.head_count": "num_attention_heads",
-    "feed_forward_length": "intermediate_size",
-    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
-}
-OPTIONAL_FIELDS = {
-    "attention.head_count_kv": "num_key_value_heads",
-    "attention.key_length": "head_dim",
-    "rope.freq_base": "rope_theta",
-}
+TABLE = TABLES["gguf"]
+FIELDS: dict[str, str] = TABLE["fields"]
+OPTIONAL_FIELDS: dict[str, str] = TABLE["optional_fields"]
 HARMLESS_FIELDS = ("vocab_size", "tensor_data_layout")
-NEUTRAL = {"rope.scaling.type": "none", "rope.scaling.factor": 1.0, "rope.scale_linear": 1.0}
-"""Fields that change nothing when they have this value."""
-
-NAMES = {
-    "token_embd": "model.embed_tokens",
-    "output_norm": "model.norm",
-    "output": "lm_head",
-}
-BLOCK_NAMES = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
+MODULES: dict[str, str] = TABLE["modules"]
+"""Their modules and those of `transformers`, * for the number of a layer."""
 ROTARY_FACTORS = "rope_freqs.weight"
 
 
@@ -141,7 +115,8 @@ def check_kind(file: GGUFFile) -> None:
 def check_other_fields(llama: dict[str, Any], head_width: int) -> None:
     """Raise for a field that changes the computation in a way that is not supported."""
     known = {*FIELDS, *OPTIONAL_FIELDS, *HARMLESS_FIELDS}
-    neutral = {**NEUTRAL, "rope.dimension_count": head_width, "attention.value_length": head_width}
+    neutral = {"rope.dimension_count": head_width, "attention.value_length": head_width}
+    neutral |= TABLE["neutral_fields"]
 
     for name, value in llama.items():
         if name in known or not value or value == neutral.get(name):
@@ -185,13 +160,15 @@ def weights_to_hf(fields: Fields, tensors: dict[str, Any], allow_nonfinite: bool
 
 def name_to_hf(name: str) -> str:
     stem, _, kind = name.rpartition(".")
-    *block, part = stem.split(".")
-    if len(block) == 2 and block[0] == "blk" and part in BLOCK_NAMES:
-        return f"model.layers.{block[1]}.{BLOCK_NAMES[part]}.{kind}"
-    if not block and part in NAMES:
-        return f"{NAMES[part]}.{kind}"
+    number = ""
+    if block := re.fullmatch(r"blk\.([^.]+)\.(.+)", stem):
+        number = block[1]
+        stem = f"blk.*.{block[2]}"
 
-    raise ValueError(f"{name}: a Llama has no such tensor")
+    if stem not in MODULES:
+        raise ValueError(f"{name}: a Llama has no such tensor")
+
+    return f"{MODULES[stem]}.{kind}".replace("*", number)
 
 
 def dequantized(tensor: Any, permuted_heads: int = 0) -> Tensor:

@@ -195,9 +195,22 @@ def write(
         if write_tokenizer is not None:
             write_tokenizer(staged)
 
-        for path in sorted(staged.iterdir(), key=lambda path: path.name == CONFIG):
-            storage.flush(path)
-            storage.move(path, folder / path.name)
+        move_files(staged, folder, CONFIG)
+
+
+def move_files(staged: Path, folder: Path, config: str) -> None:
+    """Move staged files into a folder, the config last."""
+    files = sorted(staged.iterdir(), key=lambda path: path.name == config)
+    for file in files:
+        storage.flush(file)
+
+    # An old config must not be read with the new weights.
+    old = folder / config
+    if old.exists() and old.read_bytes() != (staged / config).read_bytes():
+        old.unlink()
+
+    for file in files:
+        storage.move(file, folder / file.name)
 
 
 def refuse_taken(folder: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Generic, TypeVar
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from qkv.models.configs import BERTConfig, GPTConfig, TransformerConfig
 from qkv.models.convert.config_fields import (
+    TABLES,
     Fields,
     SpecialIds,
     activation_to_hf,
@@ -51,9 +52,9 @@ class Format(Generic[C]):
 
     name: str
     model_type: str
-    architectures: tuple[str, ...]
+    architectures: Sequence[str]
     """Their classes whose weights can be read; the first is written."""
-    bare: tuple[str, ...] = ()
+    bare: Sequence[str] = ()
     """Classes that are written without the prefix."""
 
     # The config
@@ -73,25 +74,27 @@ class Format(Generic[C]):
     ids_to_hf: Callable[[C, SpecialIds], dict[str, Any]] = lambda config, ids: ids.to_hf()
 
     # The tensors
-    modules: Mapping[str, str | tuple[str, ...]]
+    modules: Mapping[str, str | Sequence[str]]
     """Our modules and theirs, * for the number of a layer; several of theirs can be one of ours."""
-    tensors: Callable[[C], Mapping[str, tuple[str, ...]]] = lambda config: {}
+    tensors: Mapping[str, Sequence[str]]
     """Our tensors outside these modules, or with copies: their name, and those of copies in files
     whose layers are tied.
     """
+    more_tensors: Callable[[C], Mapping[str, Sequence[str]]] = lambda config: {}
+    """Those whose names depend on the config."""
     transposed: bool = False
     """Whether matrices of layers are (inputs, outputs)."""
-    flat: tuple[str, ...] = ()
+    flat: Sequence[str] = ()
     """Our tensors that have a first axis of length 1 in theirs."""
     prefix: str
     """Prefix of the inner model's names; files of the inner model alone leave it out."""
-    heads: tuple[str, ...]
+    heads: Sequence[str]
     """Prefixes of names outside the inner model."""
     ignored: str = r"(?!)"
     """Buffers that some versions store although they can be computed."""
     spellings: tuple[tuple[str, str], ...] = ()
     """Old endings of names and the new ones."""
-    constants: tuple[str, ...] = ()
+    constants: Sequence[str] = ()
     """Tensors that a file may hold and our model computes; more_from_hf checks them."""
     make_constants: Callable[[C], dict[str, Tensor]] = lambda config: {}
 
@@ -127,7 +130,7 @@ class Format(Generic[C]):
             tensors = build(config).state_dict()
 
         separate = set(chain.from_iterable(map(self.names_of, tensors)))  # not tied
-        named = self.tensors(config)
+        named = {**self.tensors, **self.more_tensors(config)}
         rules = []
         for ours, tensor in tensors.items():
             shape = tuple(tensor.shape)
@@ -192,6 +195,14 @@ class Format(Generic[C]):
                 name = name.removesuffix(old_end) + new_end
 
         return name
+
+
+def family_table(model_type: str) -> dict[str, Any]:
+    """Return the entries of a family in formats.toml, as arguments of `Format`."""
+    table = {**TABLES[model_type], "model_type": model_type}
+    del table["detected_by"]
+    table["fields"] = {ours: (*theirs, None)[:2] for ours, theirs in table["fields"].items()}
+    return table
 
 
 def rows_of(config: StackConfig, rows: int, count: int) -> tuple[int, ...]:

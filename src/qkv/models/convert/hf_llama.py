@@ -5,41 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from qkv.models.convert.config_fields import Fields, none_if_equal
-from qkv.models.convert.hf_format import PLAIN, Format
+from qkv.models.convert.hf_format import PLAIN, Format, family_table
 from qkv.models.convert.weight_rules import Weights
 from qkv.models.gpt import GPTConfig
 from qkv.nn.position import RotaryScaling
-
-FIELDS = {
-    "vocabulary": ("vocab_size", 32000),
-    "context": ("max_position_embeddings", 2048),
-    "width": ("hidden_size", 4096),
-    "depth": ("num_hidden_layers", 32),
-    "heads": ("num_attention_heads", 32),
-    "hidden": ("intermediate_size", 11008),
-    "norm_epsilon": ("rms_norm_eps", 1e-6),
-    "qkv_bias": ("attention_bias", False),
-    "feed_forward_bias": ("mlp_bias", False),
-    "tied": ("tie_word_embeddings", False),
-    "attention_dropout": ("attention_dropout", 0.0),
-}
-LAYER = "model.layers.*"
-MODULES: dict[str, str | tuple[str, ...]] = {
-    "embedding.token": "model.embed_tokens",
-    "stack.blocks.*.attention_residual.norm": f"{LAYER}.input_layernorm",
-    "stack.blocks.*.attention.qkv": (
-        f"{LAYER}.self_attn.q_proj",
-        f"{LAYER}.self_attn.k_proj",
-        f"{LAYER}.self_attn.v_proj",
-    ),
-    "stack.blocks.*.attention.output": f"{LAYER}.self_attn.o_proj",
-    "stack.blocks.*.feed_forward_residual.norm": f"{LAYER}.post_attention_layernorm",
-    "stack.blocks.*.feed_forward.up": (f"{LAYER}.mlp.gate_proj", f"{LAYER}.mlp.up_proj"),
-    "stack.blocks.*.feed_forward.down": f"{LAYER}.mlp.down_proj",
-    "stack.norm": "model.norm",
-    "head": "lm_head",
-}
-TIED = {"embedding.token.weight": ("model.embed_tokens.weight", "lm_head.weight")}
 
 
 def more_from_hf(fields: Fields, weights: Weights) -> dict[str, Any]:
@@ -140,12 +109,8 @@ def more_to_hf(config: GPTConfig) -> dict[str, Any]:
 
 
 FORMAT = Format(
-    name="Llama",
-    model_type="llama",
-    architectures=("LlamaForCausalLM", "LlamaModel"),
+    **family_table("llama"),
     config=GPTConfig,
-    fields=FIELDS,
-    only={"partial_rotary_factor": 1.0},
     fixed={
         "position": "rotary",
         "norm": "rms",
@@ -154,15 +119,6 @@ FORMAT = Format(
         "scaled_embedding": False,
         **PLAIN,
     },
-    final_norm=True,
-    plain_heads=False,
     more_from_hf=more_from_hf,
     more_to_hf=more_to_hf,
-    modules=MODULES,
-    tensors=lambda config: {
-        "embedding.token.weight": ("model.embed_tokens.weight", "lm_head.weight")
-    },
-    prefix="model.",
-    heads=("lm_head.",),
-    ignored=r"rotary_emb\.inv_freq$",
 )

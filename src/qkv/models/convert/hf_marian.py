@@ -9,23 +9,15 @@ from torch import Tensor
 
 from qkv.models.configs import Tied, TransformerConfig
 from qkv.models.convert.config_fields import Fields, SpecialIds, none_if_equal
-from qkv.models.convert.hf_format import SUPPORTED, Format
+from qkv.models.convert.hf_format import SUPPORTED, Format, family_table
 from qkv.models.convert.weight_rules import Weights
 from qkv.nn.position import sinusoidal
 from qkv.nn.stack_config import Sinusoid
 
-POSITIONS = ("model.encoder.embed_positions.weight", "model.decoder.embed_positions.weight")
+TABLE = family_table("marian")
+POSITIONS = TABLE["constants"]
 
 
-FIELDS = {
-    "context": ("max_position_embeddings", 1024),
-    "width": ("d_model", 1024),
-    "depth": ("encoder_layers", 12),
-    "activation": ("activation_function", "gelu"),
-    "scaled_embedding": ("scale_embedding", False),
-    "dropout": ("dropout", 0.1),
-    "attention_dropout": ("attention_dropout", 0.0),
-}
 SOURCE = "model.encoder.embed_tokens.weight"
 TARGET = "model.decoder.embed_tokens.weight"
 OUTPUT = "lm_head.weight"
@@ -140,67 +132,27 @@ def ids_to_hf(config: TransformerConfig, ids: SpecialIds) -> dict[str, int | Non
     }
 
 
-def modules() -> dict[str, str | tuple[str, ...]]:
-    table: dict[str, str | tuple[str, ...]] = {
-        "source_embedding.token": "model.encoder.embed_tokens",
-        "head": "lm_head",
-    }
-    for stack in ("encoder", "decoder"):
-        ours = f"{stack}.blocks.*"
-        theirs = f"model.{stack}.layers.*"
-        for name, their_name in (("attention", "self_attn"), ("cross_attention", "encoder_attn")):
-            attention = f"{theirs}.{their_name}"
-            qkv = (f"{attention}.q_proj", f"{attention}.k_proj", f"{attention}.v_proj")
-            table[f"{ours}.{name}.qkv"] = qkv
-            table[f"{ours}.{name}.output"] = f"{attention}.out_proj"
-            table[f"{ours}.{name}_residual.norm"] = f"{attention}_layer_norm"
-
-        table[f"{ours}.feed_forward.up"] = f"{theirs}.fc1"
-        table[f"{ours}.feed_forward.down"] = f"{theirs}.fc2"
-        table[f"{ours}.feed_forward_residual.norm"] = f"{theirs}.final_layer_norm"
-
-    return table
-
-
-def tensors(config: TransformerConfig) -> dict[str, tuple[str, ...]]:
+def embedding_names(config: TransformerConfig) -> dict[str, tuple[str, ...]]:
     """Return the names of the embedding, which is tied three ways, two ways or not at all."""
     embedding: tuple[str, ...] = (TARGET, OUTPUT)
     if config.tied == "three":
         embedding = ("model.shared.weight", SOURCE, TARGET, OUTPUT)
 
-    return {"embedding.token.weight": embedding, "logit_bias": ("final_logits_bias",)}
+    return {"embedding.token.weight": embedding}
 
 
 FORMAT = Format(
-    name="Marian",
-    model_type="marian",
-    architectures=("MarianMTModel",),
+    **TABLE,
     config=TransformerConfig,
-    fields=FIELDS,
-    only={
-        "is_encoder_decoder": True,
-        "is_decoder": False,
-        "static_position_embeddings": True,
-        "normalize_before": False,
-        "normalize_embedding": False,
-        "add_final_layer_norm": False,
-        "add_bias_logits": False,
-    },
     fixed={
         "position": "sinusoidal",
         **SUPPORTED,
         "norm_placement": "after",
         "norm_epsilon": 1e-5,
     },
-    final_norm=False,
     more_from_hf=more_from_hf,
     more_to_hf=more_to_hf,
     ids_to_hf=ids_to_hf,
-    modules=modules(),
-    tensors=tensors,
-    flat=("logit_bias",),
-    prefix="model.",
-    heads=("lm_head.", "final_logits_bias"),
-    constants=POSITIONS,
+    more_tensors=embedding_names,
     make_constants=make_positions,
 )

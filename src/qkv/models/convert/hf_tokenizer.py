@@ -20,8 +20,8 @@ from qkv.models.convert import hf_folder
 from qkv.models.convert.config_fields import SpecialIds
 from qkv.models.registry import Config
 from qkv.models.transformer import TransformerConfig
-from qkv.text.frame_tokens import FrameTokens, Reads, tokens_around
-from qkv.text.tokenizer import Tokenizer, start_id
+from qkv.text.frame_tokens import FrameTokens, Reads, start_id, tokens_around
+from qkv.text.tokenizer import Tokenizer
 
 TOKENIZER_CONFIG = hf_folder.BESIDE_TOKENIZER[0]
 BY_FILE = {"tokenizer_class": "PreTrainedTokenizerFast"}

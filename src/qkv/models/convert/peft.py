@@ -87,20 +87,7 @@ def write_adapter(
     with storage.staging(path, size, "the adapter") as staged:
         hf_folder.write_json(staged / CONFIG, config_to_peft(model, names, pairs, base))
         hf_folder.write_tensors(staged / WEIGHTS, tensors, hf_folder.FORMAT | metadata)
-        move_adapter(staged, path)
-
-
-def move_adapter(staged: Path, path: Path) -> None:
-    for name in (WEIGHTS, CONFIG):
-        storage.flush(staged / name)
-
-    # An old config must not be read with the new weights.
-    old = path / CONFIG
-    if old.exists() and old.read_bytes() != (staged / CONFIG).read_bytes():
-        old.unlink()
-
-    for name in (WEIGHTS, CONFIG):
-        storage.move(staged / name, path / name)
+        hf_folder.move_files(staged, path, CONFIG)
 
 
 def pairs_of(names: PeftModules) -> dict[str, LoraPair]:

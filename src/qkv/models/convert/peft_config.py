@@ -11,44 +11,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from qkv.models import legacy
-from qkv.models.convert.config_fields import Fields
+from qkv.models.convert.config_fields import TABLES, Fields
 from qkv.models.convert.peft_modules import PeftModules, task_type, unique_endings
 from qkv.models.model import Model
 from qkv.nn import lora
 
-USED_FIELDS = {
-    "peft_type",
-    "bias",
-    "init_lora_weights",
-    "r",
-    "lora_alpha",
-    "lora_dropout",
-    "use_rslora",
-    "rank_pattern",
-    "alpha_pattern",
-    "target_modules",
-}
-HARMLESS_FIELDS = {
-    "task_type",
-    "modules_to_save",
-    "fan_in_fan_out",
-    "inference_mode",
-    "peft_version",
-    "auto_mapping",
-    "revision",
-    "exclude_modules",
-    "layers_to_transform",
-    "layers_pattern",
-    "megatron_config",
-    "megatron_core",
-    "loftq_config",
-    "eva_config",
-    "qalora_group_size",
-    "runtime_config",
-    "ensure_weight_tying",
-    "base_model_name_or_path",
-}
-"""Fields on how an adapter was trained or where it is from; they do not change what it computes."""
 INITIALISATIONS = (True, False, None, "gaussian", "eva", "orthogonal")
 """Values of init_lora_weights that leave the base's weights as they are."""
 
@@ -139,7 +106,7 @@ def check_supported(fields: Fields) -> None:
         )
 
     for name, value in values.items():
-        if value and name not in USED_FIELDS and name not in HARMLESS_FIELDS:
+        if value and name not in TABLES["known_fields"]["peft"]:
             raise ValueError(
                 f"{name}: {value!r} is not supported here; expected a plain LoRA adapter"
             )

@@ -104,7 +104,7 @@ class Weights:
         return len(self.read)
 
 
-def check_names(rules: list[WeightRule], weights: Weights, constants: tuple[str, ...]) -> None:
+def check_names(rules: list[WeightRule], weights: Weights, constants: Iterable[str]) -> None:
     """Raise if a tensor of the rules is missing from the file, or one in the file has no rule."""
     missing: list[str] = []
     known = set(constants)

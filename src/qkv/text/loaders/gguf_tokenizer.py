@@ -84,7 +84,9 @@ def byte_level(metadata: dict[str, Any], tokens: list[str], file: Path) -> token
     """Return GPT-2's byte-pair encoding: bytes of words, merged in the order that the file has."""
     vocabulary = {token: id for id, token in enumerate(tokens)}
     splitting = metadata.get("tokenizer.ggml.pre")
-    merges = parse_merges(string_list(metadata, "tokenizer.ggml.merges", file), vocabulary, file)
+    expected = f"{file}: tokenizer.ggml.merges: expected two tokens"
+    lines = string_list(metadata, "tokenizer.ggml.merges", file)
+    merges = [merge_pair(line, vocabulary, expected) for line in lines]
     ignore_merges = splitting in AS_LLAMA3  # a word that is a token becomes that token at once
 
     inner = tokenizers.Tokenizer(
@@ -177,18 +179,13 @@ def splitter(kind: Any, file: Path) -> PreTokenizer:
     )
 
 
-def parse_merges(lines: list[str], vocabulary: dict[str, int], file: Path) -> list[tuple[str, str]]:
-    merges = []
-    for line in lines:
-        left, _, right = line.partition(" ")
-        if left not in vocabulary or right not in vocabulary or left + right not in vocabulary:
-            raise ValueError(
-                f"{file}: tokenizer.ggml.merges: expected two tokens to merge, not {line!r}"
-            )
+def merge_pair(line: str, vocabulary: dict[str, int], expected: str) -> tuple[str, str]:
+    """Return the two tokens of a line that are merged into a third."""
+    left, _, right = line.partition(" ")
+    if right and {left, right, left + right} <= vocabulary.keys():
+        return left, right
 
-        merges.append((left, right))
-
-    return merges
+    raise ValueError(f"{expected} to merge, not {line!r}")
 
 
 def config_of(metadata: dict[str, Any], tokens: list[str], file: Path) -> dict[str, Any]:

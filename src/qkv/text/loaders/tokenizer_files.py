@@ -13,7 +13,7 @@ import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 
 from qkv import storage
-from qkv.text.loaders.gguf_tokenizer import read_gguf_tokenizer
+from qkv.text.loaders.gguf_tokenizer import merge_pair, read_gguf_tokenizer
 from qkv.text.loaders.marian_tokenizer import SOURCE as MARIAN_SOURCE
 from qkv.text.loaders.marian_tokenizer import read_marian
 from qkv.text.rust_panics import panics_as_errors
@@ -131,13 +131,8 @@ def read_merges(file: Path, vocabulary: dict[str, int]) -> list[tuple[str, str]]
         if not line or (number == 1 and line.startswith("#version")):
             continue
 
-        left, space, right = line.partition(" ")
-        if not space or not {left, right, left + right} <= vocabulary.keys():
-            raise ValueError(
-                f"{file}:{number}: expected two tokens of {GPT2_VOCABULARY} to merge, not {line!r}"
-            )
-
-        merges.append((left, right))
+        expected = f"{file}:{number}: expected two tokens of {GPT2_VOCABULARY}"
+        merges.append(merge_pair(line, vocabulary, expected))
 
     return merges
 

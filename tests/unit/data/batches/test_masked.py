@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from qkv.data.batches.batch import IGNORE, Batch
 from qkv.data.batches.masked import MaskedData, WordPieces
 from qkv.data.tokens.token_arrays import Tokens
+from qkv.text.frame_tokens import FrameTokens
 from qkv.text.tokenizer_training import train
 from support.made_data import make_texts, make_tokens, same_batch
 
@@ -23,9 +24,9 @@ V = 100
 def vocabulary(**change: Any) -> WordPieces:
     """Ids 0 to 4 are special, 5 to 49 start a word, and 50 to 99 continue one."""
     ids = np.arange(V)
+    frame = FrameTokens([START], [END])
     return WordPieces(
-        **{"mask": MASK, "starts_word": ids < 50, "special": ids < 5, "start": START, "end": END}
-        | change
+        **{"mask": MASK, "starts_word": ids < 50, "special": ids < 5, "frame": frame} | change
     )
 
 
@@ -97,7 +98,9 @@ def test_over_the_epochs_every_token_is_masked() -> None:
 
 
 def test_without_start_and_end_tokens_the_text_fills_the_row() -> None:
-    batch = masked(make_tokens(text(22)), words=vocabulary(start=None, end=None), rows=1).batch(0)
+    batch = masked(
+        make_tokens(text(22)), words=vocabulary(frame=FrameTokens([], [])), rows=1
+    ).batch(0)
     assert restored(batch).tolist() == [text(22)]
 
 
@@ -247,7 +250,7 @@ def test_the_word_pieces_of_a_trained_tokenizer() -> None:
     )
     pieces = WordPieces.of(tokenizer)
     assert pieces.special.tolist() == [True] * 5 + [False] * (tokenizer.vocabulary - 5)
-    assert (pieces.start, pieces.end, pieces.mask, pieces.padding) == (START, END, MASK, PAD)
+    assert (*pieces.frame, pieces.mask, pieces.padding) == ([START], [END], MASK, PAD)
     ids = tokenizer.encode("unbelievable bearing able " * 30)
     data = masked(make_tokens(ids), words=pieces, whole_words=True, rate=0.5)
     batch = data.batch(0)
