@@ -42,6 +42,8 @@ class EngineTimings:
         """Requests without a token: only these are looked at after a step."""
         self.began = 0.0
         """When the current step began."""
+        self.ended = 0
+        """Samples that have ended in it."""
 
     @property
     def histograms(self) -> tuple[Histogram, ...]:
@@ -54,11 +56,13 @@ class EngineTimings:
     def begin_step(self) -> None:
         """A step of any model begins."""
         self.began = time.monotonic()
+        self.ended = 0
 
     def end_step(self, model: str, sequences: Sequence[ServingSequence]) -> None:
         """The step is done; `sequences` are running."""
-        if sequences:
-            self.batch.labels(model).observe(len(sequences))
+        rows = len(sequences) + self.ended
+        if rows:
+            self.batch.labels(model).observe(rows)
         if not self.awaited:
             return
 
@@ -87,10 +91,12 @@ class EngineTimings:
     def emit(self, handle: RequestHandle, update: Update) -> None:
         """An update is sent; the first sample of a request that ends counts for the request."""
         times = handle.times
-        if times is None:
-            return
         if not isinstance(update, OutputChunk):
             self.awaited.pop(handle, None)
+            return
+
+        self.ended += update.reason is not None
+        if times is None:
             return
 
         self.advance(handle, len(update.tokens))
