@@ -181,7 +181,6 @@ def test_a_file_in_parts(tmp_path: Path) -> None:
 def test_without_the_package(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "gguf", None)
     for read in (read_gguf, Tokenizer.read):
-        with refused(
-            'a GGUF file is read with the package gguf: pip install "qkv[gguf]"', ImportError
-        ):
+        message = 'tiny.gguf: the package gguf is not installed: pip install "qkv[gguf]"'
+        with refused(message, ImportError):
             read(file)

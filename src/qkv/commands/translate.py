@@ -28,6 +28,7 @@ from qkv.insight.inspect.alignment import alignment
 from qkv.insight.inspect.whole_words import whole_words
 from qkv.models import RNN, Transformer
 from qkv.text import Tokenizer
+from qkv.text.frame_tokens import translation_ends
 from qkv.text.printable import printable
 
 MOST_SOURCES = 3
@@ -206,18 +207,17 @@ def align_words(
 
     Weights are summed over the pieces of a source word and averaged over those of a target word.
     """
-    assert tokenizer.start is not None
-    assert tokenizer.end is not None
+    start, end = translation_ends(tokenizer)
     if not translation.ids:
         return []
 
     device = next(model.parameters()).device
-    source_ids = [*tokenizer.encode(source), tokenizer.end]
+    source_ids = [*tokenizer.encode(source), end]
     weights = alignment(
         model,
         torch.tensor([source_ids], device=device),
         torch.tensor([translation.ids], device=device),
-        start=tokenizer.start,
+        start=start,
     )  # (T, S)
 
     source_words = whole_words(tokenizer, source_ids)

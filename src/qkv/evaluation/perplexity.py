@@ -32,6 +32,7 @@ from qkv.models import GPT
 from qkv.models.model import Model
 from qkv.nn.config import documented
 from qkv.text import Tokenizer
+from qkv.text.frame_tokens import translation_ends
 
 UNIT = 64
 """Tokens that the bootstrap draws together: neighbours are correlated, so single tokens would
@@ -289,15 +290,11 @@ def translation_perplexity(
         >>> result.documents, result.characters
         (1, 1)
     """
-    if tokenizer.start is None or tokenizer.end is None:
-        raise ValueError(
-            "tokenizer: expected one with a token that starts and one that ends a text"
-        )
-
+    start, end = translation_ends(tokenizer)
     source_texts, target_texts = map(list, zip(*pairs, strict=True))
-    sources = with_end(tokenizer, source_texts)
-    targets = with_end(tokenizer, target_texts)
-    results = pair_likelihoods(model, tokenizer.start, sources, targets)
+    sources = [[*ids, end] for ids in tokenizer.encode_batch(source_texts)]
+    targets = [[*ids, end] for ids in tokenizer.encode_batch(target_texts)]
+    results = pair_likelihoods(model, start, sources, targets)
     score, scored = token_perplexity(results, seed)
 
     return Perplexity(
@@ -310,12 +307,6 @@ def translation_perplexity(
         windows=len(pairs),
         unknown=sum(count_unknown(tokenizer, ids) for ids in targets),
     )
-
-
-def with_end(tokenizer: Tokenizer, texts: list[str]) -> list[list[int]]:
-    """The ids of texts, each with the end token after it."""
-    assert tokenizer.end is not None
-    return [[*ids, tokenizer.end] for ids in tokenizer.encode_batch(texts)]
 
 
 @torch.no_grad()

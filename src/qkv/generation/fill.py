@@ -10,7 +10,7 @@ import torch
 from qkv.generation.generate import without_dropout
 from qkv.generation.prompts import check_text
 from qkv.models import BERT
-from qkv.text.frame_tokens import frame_tokens
+from qkv.text.frame_tokens import tokens_around
 from qkv.text.special_tokens import KNOWN, OURS
 from qkv.text.tokenizer import Tokenizer
 
@@ -105,7 +105,7 @@ def masked_ids(tokenizer: Tokenizer, text: str) -> list[int]:
     for part in parts[1:]:
         ids += [tokenizer.mask, *tokenizer.encode(part)]
 
-    return frame_tokens(tokenizer, "sentence").around(ids)
+    return tokens_around(tokenizer, "sentence").around(ids)
 
 
 def masks_of(tokenizer: Tokenizer) -> re.Pattern[str]:

@@ -27,6 +27,7 @@ from qkv.generation.sampling_params import SamplingKeywords, SamplingParams
 from qkv.generation.search.beam_search import SearchOptions, beam_search
 from qkv.generation.search.search_loop import batches, encode_sources, prepare
 from qkv.models.model import Model
+from qkv.text.frame_tokens import translation_ends
 from qkv.text.tokenizer import Tokenizer
 
 SIMILAR = 16
@@ -146,19 +147,13 @@ def translate_texts(
     Raises:
         ValueError: If the tokenizer lacks a token, or a text is longer than the context.
     """
-    if tokenizer.start is None or tokenizer.end is None:
-        raise ValueError(
-            "tokenizer: a translator needs a start and an end token, and this one lacks them"
-        )
-
+    start, end = translation_ends(tokenizer)
     members = models if isinstance(models, Sequence) else [models]
     sources = source_ids(members, tokenizer, texts_of(texts)[0])
     # A start token that is not part of any text, such as Marian's padding, is never generated.
-    options.setdefault("forbidden", tuple({tokenizer.start} - {tokenizer.end}))
+    options.setdefault("forbidden", tuple({start} - {end}))
 
-    search = partial(
-        beam_search, members, start=tokenizer.start, end=tokenizer.end, batch=batch, **options
-    )
+    search = partial(beam_search, members, start=start, end=end, batch=batch, **options)
 
     return search_sources(search, members, tokenizer, sources, length)
 
@@ -196,8 +191,8 @@ def source_ids(
     models: Sequence[Model], tokenizer: Tokenizer, texts: Sequence[str]
 ) -> list[list[int]]:
     """The ids of each source and the end id; an empty list for an empty text."""
-    assert tokenizer.end is not None
-    sources = [[*ids, tokenizer.end] if ids else [] for ids in tokenizer.encode_batch(texts)]
+    _, end = translation_ends(tokenizer)
+    sources = [[*ids, end] if ids else [] for ids in tokenizer.encode_batch(texts)]
     room = room_for(models, max(map(len, sources), default=0))
 
     for number, source in enumerate(sources, start=1):

@@ -31,6 +31,7 @@ from qkv.models.model import Model
 from qkv.models.registry import Config
 from qkv.tables import Table
 from qkv.text import Tokenizer
+from qkv.text.frame_tokens import translation_ends
 from qkv.text.printable import printable
 from qkv.training.logging.metrics import METRICS_FILE, read_metrics
 from qkv.training.run_config import DataConfig, OptimizerConfig, RunConfig
@@ -163,13 +164,9 @@ def aligned(model: Any, tokenizer: Tokenizer, english: str) -> Aligned:
     if not target:  # after a few steps a translation may be empty
         return Aligned(translation, [], source_tokens, torch.empty(0, len(source_tokens)))
 
-    assert tokenizer.start is not None
-    weights = alignment(
-        model,
-        torch.tensor([[*source, tokenizer.end]]),
-        torch.tensor([target]),
-        start=tokenizer.start,
-    )
+    start, end = translation_ends(tokenizer)
+    source_row = torch.tensor([[*source, end]])
+    weights = alignment(model, source_row, torch.tensor([target]), start=start)
 
     return Aligned(translation, list(map(tokenizer.token, target)), source_tokens, weights)
 

@@ -19,6 +19,7 @@ from qkv.models import BERT, GPT, RNN, TaskModel, Transformer
 from qkv.models.model import Model
 from qkv.text import Tokenizer
 from qkv.text.chat_template import end_of_turn_ids
+from qkv.text.frame_tokens import translation_ends
 from qkv.training.finetune.task_objective import TaskScorer
 from qkv.training.setup.training_task import TrainingTask
 
@@ -88,16 +89,15 @@ def shortened(text: str, lines: int = 8) -> str:
 
 def sample_translations(model: Transformer | RNN, tokenizer: Tokenizer, batch: Batch) -> list[str]:
     """Translate the sources of a batch, and show the references."""
-    assert tokenizer.start is not None
-    assert tokenizer.end is not None
+    start, end = translation_ends(tokenizer)
     batch = batch.to(device_of(model))
     assert batch.source is not None
     generated = translate(
         model,
         batch.source,
         batch.source_padding_mask,
-        start=tokenizer.start,
-        end=tokenizer.end,
+        start=start,
+        end=end,
         length=2 * batch.source.shape[1] + 8,
     )
     sources = decode_rows(tokenizer, batch.source)

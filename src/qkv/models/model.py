@@ -24,6 +24,12 @@ class Model(nn.Module):
     A family defines `hidden`, from token ids to hidden states, and an embedding; a family that
     generates also defines `start` and `decoder_hidden`. What callers may ask of a model without
     knowing its family are the attributes below.
+
+    Example:
+        >>> from qkv.models import GPTConfig, build
+        >>> model = build(GPTConfig(vocabulary=10, context=8, width=8, depth=1, heads=2))
+        >>> model.predicts, model.has_source, list(model.stacks)
+        ('next', False, ['stack'])
     """
 
     config: Any

@@ -26,7 +26,7 @@ class FrameTokens(NamedTuple):
         return [*self.before, *ids, *self.after]
 
 
-def frame_tokens(tokenizer: Tokenizer, reads: Reads) -> FrameTokens:
+def tokens_around(tokenizer: Tokenizer, reads: Reads) -> FrameTokens:
     """Return the special tokens around a text.
 
     A prompt of a GPT has the start token before it if the tokenizer adds one, a sentence of a BERT
@@ -42,20 +42,11 @@ def optional_id(id: int | None) -> list[int]:
     return [] if id is None else [id]
 
 
-class TranslatorTokens(NamedTuple):
-    """The special tokens that a translator needs."""
-
-    start: int
-    end: int
-    padding: int
-    """0 if the tokenizer has none; padding is never read."""
-
-
-def translator_tokens(tokenizer: Tokenizer) -> TranslatorTokens:
-    """Return the special tokens of a translator; raise ValueError if there is no start or end."""
+def translation_ends(tokenizer: Tokenizer) -> tuple[int, int]:
+    """Return the start and the end token of a translator; raise ValueError if there is none."""
     if tokenizer.start is None or tokenizer.end is None:
         raise ValueError(
             "tokenizer: a translator needs a start and an end token, and this one lacks them"
         )
 
-    return TranslatorTokens(tokenizer.start, tokenizer.end, tokenizer.padding or 0)
+    return tokenizer.start, tokenizer.end

@@ -21,8 +21,8 @@ from qkv.data.batches.padding import pad_rows, up_to
 from qkv.data.sources.examples import first_of
 from qkv.data.sources.files import find_files
 from qkv.data.sources.formats import as_string, kind
-from qkv.data.sources.parts import Part, RowReader, table_part
 from qkv.data.sources.source import Source, open_parts, tables
+from qkv.data.sources.source_parts import Part, RowReader, table_part
 from qkv.text.chat_template import Message, encode_chat, end_of_turn_ids
 from qkv.text.tokenizer import Tokenizer
 

@@ -7,8 +7,9 @@ or two tenses: an English sentence has exactly one translation.
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Iterator
 from importlib.resources import files
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 Class = Literal["person", "animal", "food", "thing"]
 
@@ -46,17 +47,18 @@ class Adjective(NamedTuple):
     kinds: tuple[Class, ...]
 
 
-def classes(value: str | list[Class]) -> tuple[Class, ...]:
-    """A group of classes by name, or the classes themselves."""
-    if isinstance(value, str):
-        value = TABLES["classes"][value]
-
-    return tuple(value)
-
-
 TABLES = tomllib.loads(files(__package__).joinpath("turkish_lexicon.toml").read_text("utf-8"))
-NOUNS = tuple(Noun(*row) for row in TABLES["words"]["nouns"])
-VERBS = tuple(
-    Verb(*row[:4], classes(row[4]), classes(row[5]), *row[6:]) for row in TABLES["words"]["verbs"]
-)
-ADJECTIVES = tuple(Adjective(*row[:2], classes(row[2])) for row in TABLES["words"]["adjectives"])
+
+
+def rows(words: str, *groups: int) -> Iterator[list[Any]]:
+    """The rows of a table; in these columns the name of a group stands for its classes."""
+    for row in TABLES["words"][words]:
+        for column in groups:
+            row[column] = tuple(TABLES["classes"].get(str(row[column]), row[column]))
+
+        yield row
+
+
+NOUNS = tuple(Noun(*row) for row in rows("nouns"))
+VERBS = tuple(Verb(*row) for row in rows("verbs", 4, 5))
+ADJECTIVES = tuple(Adjective(*row) for row in rows("adjectives", 2))

@@ -11,8 +11,8 @@ from qkv.data.sources.conllu import COLUMNS, ConlluSentence, read_sentences
 from qkv.data.sources.files import File, Format, find_files
 from qkv.data.sources.formats import as_label, as_string, columns_of, kind
 from qkv.data.sources.lines import read_lines
-from qkv.data.sources.parts import Items, Part, RowReader, file_part, table_part
 from qkv.data.sources.source import Source, open_parts, tables
+from qkv.data.sources.source_parts import Items, Part, RowReader, file_part, table_part
 
 PAIRS_OF_TEXTS = (
     ("sentence1", "sentence2"),

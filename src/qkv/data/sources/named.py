@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any, Literal, NamedTuple, TypeVar, get_args
 
 from qkv.data.embedded import python_library, turkish
-from qkv.data.sources.parts import Item, Items, Part
+from qkv.data.sources.source_parts import Item, Items, Part
 from qkv.plugins import is_plugin
 
 Content = Literal["texts", "pairs"]

@@ -11,7 +11,7 @@ from qkv.data.sources.files import File, find_files
 from qkv.data.sources.formats import as_string
 from qkv.data.sources.lines import DocumentPart, text_pieces
 from qkv.data.sources.named import NAMED_SOURCES, is_named, named_part
-from qkv.data.sources.parts import (
+from qkv.data.sources.source_parts import (
     Item,
     Part,
     RowReader,

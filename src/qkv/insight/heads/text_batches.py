@@ -17,7 +17,7 @@ from qkv.data.tokens.token_arrays import Tokens
 from qkv.generation.text import prompt_ids
 from qkv.insight.inspect.model_input import frame_tokens
 from qkv.models.model import Model
-from qkv.text.frame_tokens import translator_tokens
+from qkv.text.frame_tokens import translation_ends
 from qkv.text.tokenizer import Tokenizer
 
 LONGEST = 256
@@ -70,7 +70,7 @@ def batches_from_pairs(
     tokenizer: Tokenizer, pairs: Iterable[tuple[str, str]], *, longest: int = LONGEST
 ) -> list[Batch]:
     """A batch for each sentence pair of a translator; the targets are the target tokens and end."""
-    start, end, _ = translator_tokens(tokenizer)
+    start, end = translation_ends(tokenizer)
     batches = []
     for source, target in pairs:
         source_ids = tokenizer.encode(source)[: longest - 1]

@@ -17,8 +17,7 @@ from qkv.generation.text import prompt_ids
 from qkv.generation.translate import source_ids, translate_texts
 from qkv.insight.inspect.whole_words import WholeWord, whole_words
 from qkv.models.model import Model, backbone_of
-from qkv.text import frame_tokens as framing
-from qkv.text.frame_tokens import FrameTokens, Reads, translator_tokens
+from qkv.text.frame_tokens import FrameTokens, tokens_around, translation_ends
 from qkv.text.tokenizer import Tokenizer
 
 VISIBLE = str.maketrans({"\n": "↵", "\r": "␍", "\t": "⇥"})
@@ -153,7 +152,7 @@ def read_prompt(model: Model, tokenizer: Tokenizer, texts: Sequence[str]) -> Rea
 
 def read_pair(model: Any, tokenizer: Tokenizer, source: str, target: str | None) -> Reading:
     """The input of a translator; without a target the model translates the source itself."""
-    start, end, _ = translator_tokens(tokenizer)
+    start, end = translation_ends(tokenizer)
     for name, text in (("source", source), ("target", target)):
         if text is not None and not text.strip():
             raise ValueError(f"{name}: there is nothing to read; expected a sentence")
@@ -247,11 +246,12 @@ def frame_tokens(model: Model, tokenizer: Tokenizer) -> dict[str, FrameTokens]:
     if model.task is not None:
         return {"self": FrameTokens.of(model.task.start, model.task.extract)}
     if model.has_source:
-        source = framing.frame_tokens(tokenizer, "source")
-        return {"encoder": source, "decoder": framing.frame_tokens(tokenizer, "target")}
+        return {
+            "encoder": tokens_around(tokenizer, "source"),
+            "decoder": tokens_around(tokenizer, "target"),
+        }
 
-    reads: Reads = "prompt" if model.is_causal else "sentence"
-    return {"self": framing.frame_tokens(tokenizer, reads)}
+    return {"self": tokens_around(tokenizer, "prompt" if model.is_causal else "sentence")}
 
 
 # Readable tokens

@@ -21,6 +21,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from qkv import storage
+from qkv.data.batches.padding import pad_rows
 from qkv.data.tokens.prepare import cache_folder
 from qkv.generation.generate import without_dropout
 from qkv.models.heads import pooled
@@ -176,19 +177,15 @@ def batch_vectors(
     device = next(model.parameters()).device
 
     # Pad the texts to one matrix
-    lengths = np.array([len(texts.ids[text]) for text in batch])
-    is_token = np.arange(lengths.max()) < lengths[:, None]  # (B, T)
-    ids = np.full(is_token.shape, texts.padding, dtype=np.int64)
-    ids[is_token] = np.concatenate([texts.ids[text] for text in batch])
-    padding_mask = torch.from_numpy(is_token).to(device)
+    rows = [texts.ids[text] for text in batch]
+    ids, padding_mask = pad_rows(rows, texts.padding, device=device)
 
     # Row and position of each vector
     positions = [texts.positions[text].astype(np.int64) for text in batch]
     position = torch.from_numpy(np.concatenate(positions)).to(device)
     row = torch.from_numpy(np.repeat(np.arange(len(batch)), list(map(len, positions)))).to(device)
 
-    model_mask = None if is_token.all() else padding_mask
-    for values in capture_layers(model, torch.from_numpy(ids).to(device), model_mask, layers):
+    for values in capture_layers(model, ids, padding_mask, layers):
         if texts.mean:
             yield pooled(values, "mean", position, padding_mask)
         else:

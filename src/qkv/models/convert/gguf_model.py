@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from qkv.extras import require
 from qkv.models.convert import hf_llama
 from qkv.models.convert.config_fields import Fields
 from qkv.models.convert.hf_folder import refuse_pickle
@@ -20,7 +21,7 @@ from qkv.models.convert.hf_format import model_from_hf
 from qkv.models.convert.weight_rules import Weights
 from qkv.models.model import Model
 from qkv.nn.position import RotaryScaling, stretch
-from qkv.text.loaders.gguf_file import GGUFFile, gguf_library
+from qkv.text.loaders.gguf_file import GGUFFile
 
 FIELDS = {
     "context_length": "max_position_embeddings",
@@ -197,7 +198,7 @@ def dequantized(tensor: Any, permuted_heads: int = 0) -> Tensor:
     """Return the tensor as float32, with the rows of queries and keys in our order."""
     plain = np.asarray(tensor.data)  # every view of a numpy.memmap is slow
     try:
-        array = gguf_library().dequantize(plain, tensor.tensor_type)
+        array = require("gguf").dequantize(plain, tensor.tensor_type)
     except NotImplementedError as error:
         raise ValueError(f"{tensor.tensor_type.name} numbers cannot be read ({error})") from error
 

@@ -20,7 +20,7 @@ from qkv.models.convert import hf_folder
 from qkv.models.convert.config_fields import SpecialIds
 from qkv.models.registry import Config
 from qkv.models.transformer import TransformerConfig
-from qkv.text.frame_tokens import FrameTokens, Reads, frame_tokens
+from qkv.text.frame_tokens import FrameTokens, Reads, tokens_around
 from qkv.text.tokenizer import Tokenizer, start_id
 
 TOKENIZER_CONFIG = hf_folder.BESIDE_TOKENIZER[0]
@@ -75,7 +75,7 @@ class TokenizerExport:
         if self.tokenizer is not None and not self.files:
             config = {**self.tokenizer.config, **BY_FILE, **self.config_hints()}
             hf_folder.write_json(folder / TOKENIZER_CONFIG, config)
-            inner = with_frame(self.tokenizer, frame_tokens(self.tokenizer, self.reads))
+            inner = with_frame(self.tokenizer, tokens_around(self.tokenizer, self.reads))
             (folder / hf_folder.TOKENIZER).write_text(inner.to_str(pretty=True), encoding="utf-8")
         elif not (folder / TOKENIZER_CONFIG).exists():
             hf_folder.write_json(folder / TOKENIZER_CONFIG, BY_FILE)

@@ -7,14 +7,13 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from qkv.models.bert import BERT
-from qkv.models.gpt import GPT
+from qkv.models.model import Model
 from qkv.models.registry import with_weights
 
 VOCABULARY_WEIGHTS = ("embedding.token.weight", "head.weight", "head.bias")
 
 
-def with_vocabulary(model: GPT | BERT, vocabulary: int, seed: int = 0) -> GPT | BERT:
+def with_vocabulary(model: Model, vocabulary: int, seed: int = 0) -> Model:
     """Return the model with a larger vocabulary.
 
     New rows are drawn around the mean of the old ones, with their spread, so that no new token is
@@ -36,8 +35,6 @@ def with_vocabulary(model: GPT | BERT, vocabulary: int, seed: int = 0) -> GPT | 
         weights[name] = tensor.detach().clone()
 
     grown = with_weights(replace(model.config, vocabulary=vocabulary), weights)
-    assert isinstance(grown, GPT | BERT)
-
     return grown.train(model.training)
 
 

@@ -179,22 +179,28 @@ class PagedRunner(Runner):
 
     def pack(self, batch: ScheduledStep) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Of every new token its id, position, slot mapping and sequence slot, each (N,)."""
-        new_tokens = batch.new_tokens
-        rows = np.empty((4, sum(count for _, count in new_tokens)), dtype=np.int64)
-        start = 0
+        decoding = len(batch.decode)
+        rows = np.zeros((4, decoding + batch.prefill_tokens), dtype=np.int64)
 
-        for sequence, count in new_tokens:
-            assert sequence.slot is not None
+        # Decoding: of the ids the device alone may have the last one
+        computed = [sequence.computed for sequence in batch.decode]
+        blocks = [
+            sequence.block_table[sequence.computed // BLOCK_SIZE] for sequence in batch.decode
+        ]
+        rows[1, :decoding] = computed
+        rows[2, :decoding] = np.array(blocks) * BLOCK_SIZE + rows[1, :decoding] % BLOCK_SIZE
+        rows[3, :decoding] = [sequence.slot or 0 for sequence in batch.decode]
+
+        # Prefill
+        start = decoding
+        for sequence, count in batch.prefill:
             end = sequence.computed + count
             positions = np.arange(sequence.computed, end)
             part = rows[:, start : start + count]
-            part[0] = 0  # of a decoding sequence the device alone may have the token
-            if not sequence.decoding:
-                part[0] = sequence.token_ids[sequence.computed : end]
-
+            part[0] = sequence.token_ids[sequence.computed : end]
             part[1] = positions
             part[2] = slot_mapping_of(sequence.block_table, positions)
-            part[3] = sequence.slot
+            part[3] = sequence.slot or 0
             start += count
 
         ids, positions_, slot_mapping, slots = self.to_device(rows)

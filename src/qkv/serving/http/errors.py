@@ -101,7 +101,7 @@ def error_response(
 def exception_response(error: BaseException) -> Json:
     """The response to an exception; an unexpected one is logged and its details are not sent."""
     if isinstance(error, RequestRefused):
-        details = {}
+        details: dict[str, Any] = {}
         if error.status == 404:
             details = {"code": "model_not_found", "param": "model"}
 

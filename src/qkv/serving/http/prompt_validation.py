@@ -32,13 +32,6 @@ def ready_model(request: Request, name: str) -> tuple[ModelEntry, Any, Tokenizer
     return entry, engine.model, engine.tokenizer
 
 
-def check_family(
-    model: Model, name: str, families: type[Any] | tuple[type[Any], ...], cannot: str
-) -> None:
-    """Raise ValueError unless the model is of one of the families; `cannot` completes "which"."""
-    check_can(model, name, isinstance(model, families), cannot)
-
-
 def check_can(model: Model, name: str, can: bool, cannot: str) -> None:
     """Raise ValueError unless the model can do what is asked; `cannot` completes "which"."""
     if not can:

@@ -21,15 +21,14 @@ from qkv.generation.classify import classify
 from qkv.generation.fill import fill, masked_ids
 from qkv.generation.generate import without_dropout
 from qkv.insight.inspect.model_input import frame_tokens
-from qkv.models import BERT, TaskModel
 from qkv.models.heads import pooled
 from qkv.models.model import Model, backbone_of
-from qkv.serving.engine.admission import check_ids
+from qkv.serving.engine.admission import check_prompt
 from qkv.serving.http import token_json
 from qkv.serving.http.errors import Json
 from qkv.serving.http.output_stream import job_result, write_out
 from qkv.serving.http.params import request_deadline
-from qkv.serving.http.prompt_validation import check_family, prepare, ready_model
+from qkv.serving.http.prompt_validation import check_can, prepare, ready_model
 from qkv.serving.http.schema.native_schema import ClassifyRequest, FillRequest
 from qkv.serving.http.schema.openai_schema import EmbeddingRequest
 from qkv.serving.http.schema.openapi import documented
@@ -49,9 +48,8 @@ async def embed(body: EmbeddingRequest, request: Request) -> Response:
     """Embed texts as vectors of length 1: the mean over the tokens, or the model's own pooling."""
     entry, model, tokenizer = ready_model(request, body.model)
     deadline = request_deadline(request, body.timeout)
-    if model.is_causal or model.has_source:
-        check_family(model, body.model, BERT, "makes no vectors of texts")
-
+    is_encoder = not (model.is_causal or model.has_source)
+    check_can(model, body.model, is_encoder, "makes no vectors of texts")
     width = model.config.width
     if body.dimensions not in (None, width):
         raise ValueError(f"dimensions: expected {width}, the model's width, or null")
@@ -96,22 +94,12 @@ def framed_ids(model: Model, tokenizer: Tokenizer, text: str | list[int]) -> lis
         ids = frame_tokens(model, tokenizer)["self"].around(tokenizer.encode(text))
     else:
         ids = text
-        check_ids(ids, model.config.vocabulary, "input")
 
     if not ids:
         raise ValueError("input: it is empty; expected a text")
 
-    check_context(ids, model.config.context, "input")
+    check_prompt(model, ids, "input")
     return ids
-
-
-def check_context(ids: list[int], context: int, field: str) -> None:
-    """Raise ValueError if a text is longer than the context."""
-    if len(ids) > context:
-        raise ValueError(
-            f"{field}: {len(ids):,} tokens are more than the model's context of {context:,}; "
-            "shorten it"
-        )
 
 
 def text_vectors(
@@ -151,7 +139,8 @@ async def fill_masks(body: FillRequest, request: Request) -> Response:
     """Predict the masked tokens of a text."""
     entry, model, tokenizer = ready_model(request, body.model)
     deadline = request_deadline(request, body.timeout)
-    check_family(model, body.model, BERT, "does not predict masked tokens")
+    is_encoder = not (model.is_causal or model.has_source or model.task)
+    check_can(model, body.model, is_encoder, "does not predict masked tokens")
     if model.predicts != "masked":
         raise ValueError(
             f"model: {body.model} has no masked-word head, so it cannot fill masks; "
@@ -163,7 +152,7 @@ async def fill_masks(body: FillRequest, request: Request) -> Response:
     check_characters([body.text], "text")
     size = len(body.text)
     ids = await prepare(request, entry, deadline, size, masked_ids, tokenizer, body.text)
-    check_context(ids, model.config.context, "text")
+    check_prompt(model, ids, "text")
 
     def work(model: Any, tokenizer: Tokenizer) -> Any:
         return fill(model, tokenizer, body.text, top=body.top)
@@ -195,7 +184,7 @@ def check_characters(texts: Iterable[str], field: str) -> None:
 async def classify_texts(body: ClassifyRequest, request: Request) -> Response:
     """Apply the task that the model was fine-tuned for: a class, a number, a choice or tags."""
     _, model, _ = ready_model(request, body.model)
-    check_family(model, body.model, TaskModel, "is not fine-tuned for a task")
+    check_can(model, body.model, model.task is not None, "is not fine-tuned for a task")
     check_characters(("".join(text) for text in body.texts), "text")
     deadline = request_deadline(request, body.timeout)
 

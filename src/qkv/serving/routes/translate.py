@@ -27,6 +27,7 @@ from qkv.serving.http.schema.native_schema import TranslateRequest
 from qkv.serving.http.schema.openapi import STREAMED, documented
 from qkv.serving.http.schema.response_schema import TranslateReply
 from qkv.serving.http.sse import DONE, EventStream, event, while_connected
+from qkv.text.frame_tokens import translation_ends
 from qkv.text.tokenizer import Tokenizer
 
 router = APIRouter(tags=["qkv"])
@@ -75,11 +76,8 @@ def generation_requests(
 ) -> list[GenerationRequest]:
     """The engine's requests, one for each text that is not empty."""
     heads_off = parse_heads_off(model, body.heads_off)
-    assert tokenizer.start is not None
-    assert tokenizer.end is not None
-    forbidden: tuple[int, ...] = ()
-    if tokenizer.start != tokenizer.end:
-        forbidden = (tokenizer.start,)  # it is never part of a translation
+    start, end = translation_ends(tokenizer)
+    forbidden = tuple({start} - {end})  # the start is never part of a translation
 
     requests: list[GenerationRequest] = []
     for source in filter(None, sources):
@@ -91,7 +89,7 @@ def generation_requests(
             prompt=source,
             max_tokens=room_for([model], wanted),
             sampling=SamplingParams(temperature=body.temperature, forbidden=forbidden),
-            end_ids=(tokenizer.end,),
+            end_ids=(end,),
             samples=body.n_best,
             seed=request_seed(body.seed),
             beams=body.beams,
@@ -186,11 +184,11 @@ def word_alignment(
     target_words = whole_words(tokenizer, target)
     weights: list[Any] = []
     if source and target:
-        assert tokenizer.start is not None
+        start, _ = translation_ends(tokenizer)
         device = next(model.parameters()).device
         source_row = torch.tensor([list(source)], device=device)
         target_row = torch.tensor([list(target)], device=device)
-        token_weights = alignment(model, source_row, target_row, start=tokenizer.start)  # (T, S)
+        token_weights = alignment(model, source_row, target_row, start=start)  # (T, S)
         joined = join_words(token_weights.float().cpu(), target_words, source_words)  # (W, X)
         weights = joined.tolist()
 

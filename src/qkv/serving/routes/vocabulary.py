@@ -5,7 +5,6 @@ from __future__ import annotations
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from qkv.models import GPT
 from qkv.serving.engine.admission import check_ids
 from qkv.serving.engine.generation_request import GenerationRequest, TokenLogprob
 from qkv.serving.http import token_json
@@ -13,7 +12,7 @@ from qkv.serving.http.errors import Json
 from qkv.serving.http.output_stream import merged_chunks
 from qkv.serving.http.params import parse_heads_off, request_deadline, sampling_params
 from qkv.serving.http.prompt_validation import (
-    check_family,
+    check_can,
     encode_prompt,
     host_of,
     prepare,
@@ -32,7 +31,7 @@ async def next_token(body: NextRequest, request: Request) -> Response:
     """The most likely next tokens, under the model's and under the sampled distribution."""
     entry, model, tokenizer = ready_model(request, body.model)
     deadline = request_deadline(request, body.timeout)
-    check_family(model, body.model, GPT, "does not continue a prompt")
+    check_can(model, body.model, model.predicts == "next", "does not continue a prompt")
     size = len(body.prompt)
     ids = await prepare(request, entry, deadline, size, encode_prompt, tokenizer, body.prompt)
     generation = GenerationRequest(

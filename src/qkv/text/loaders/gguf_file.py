@@ -10,17 +10,7 @@ from typing import Any
 import numpy as np
 
 from qkv import storage
-
-
-def gguf_library() -> Any:
-    try:
-        import gguf
-    except ImportError:
-        raise ImportError(
-            'a GGUF file is read with the package gguf: pip install "qkv[gguf]"'
-        ) from None
-
-    return gguf
+from qkv.extras import require
 
 
 class GGUFFile:
@@ -31,7 +21,7 @@ class GGUFFile:
         if not path.is_file():
             raise ValueError(f"{path}: there is no such file; expected a GGUF file")
 
-        reader_class = checked_reader(gguf_library())
+        reader_class = checked_reader(require("gguf", str(path)))
         try:
             self.reader = reader_class(path)
         except Exception as error:  # a damaged file raises many kinds of error in the library

@@ -17,11 +17,25 @@ from qkv.nn.attention.mask import Mask
 
 
 class AttentionCall(NamedTuple):
-    """What a kernel computes: softmax(scale * Q K^T + bias, where the mask allows it) V."""
+    """What a kernel computes: softmax(scale * Q K^T + bias, where the mask allows it) V.
+
+    Args:
+        query: (B, H, T, D).
+        key: (B, K, S, D); K divides H, and a key head serves a group of query heads.
+        value: (B, K, S, X).
+        mask: Which keys each query may attend to.
+        bias: Numbers added to the scores.
+        scale: Factor of the dot products.
+        dropout: Probability to drop a weight.
+
+    Example:
+        >>> import torch
+        >>> AttentionCall(*torch.zeros(3, 1, 2, 4, 8)).scale
+        1.0
+    """
 
     query: Float[Tensor, "B H T D"]
     key: Float[Tensor, "B K S D"]
-    """K divides H: a key head serves a group of query heads."""
     value: Float[Tensor, "B K S X"]
     mask: Mask | None = None
     bias: Bias | None = None
