@@ -153,18 +153,7 @@ class Evaluate(ProtocolFlags):
         for line in report.notes(results.results):
             console.print(line, style="dim", markup=False, soft_wrap=True)
 
-        finished = {result.task for result in results.results}
-        tasks = []
-        files = {}
-
-        for task, data in results.tasks:
-            if task.name in finished:
-                tasks.append(task)
-                files[task.name] = data_checksums(files_of(task, data))
-
-        values = report.as_json(
-            results.results, tasks, files, results.models, results.options, failure=results.failure
-        )
+        values = results.as_json()
         if self.out is not None:
             report.write_json(self.out, values)
 
@@ -181,6 +170,27 @@ class EvaluationResults:
     models: dict[str, Any] = field(default_factory=dict)
     results: list[EvaluationResult] = field(default_factory=list)
     failure: str = ""
+
+    def as_json(self) -> dict[str, Any]:
+        """All that is needed to repeat the evaluation: results, tasks, checksums and settings."""
+        finished = {result.task for result in self.results}
+        tasks = {}
+        checksums = {}
+
+        for task, data in self.tasks:
+            if task.name in finished:
+                tasks[task.name] = task.as_json()
+                checksums[task.name] = data_checksums(files_of(task, data))
+
+        return {
+            "results": [report.result_json(result) for result in self.results],
+            "tasks": tasks,
+            "data": checksums,
+            "models": self.models,
+            "asked": self.options,
+            "failure": self.failure or None,
+            **report.software_versions(),
+        }
 
 
 # Tasks and their data
