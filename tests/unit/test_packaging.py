@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from qkv.extras import PACKAGES, install_command, require
+from qkv.imports import PACKAGES, install_command, require
 from support.small_evaluation import small_folder
 
 ROOT = Path(__file__).parents[2]
@@ -175,12 +175,19 @@ def test_the_core_command_line_works_without_extras(folder: Path, tmp_path: Path
         set(PACKAGES),
         ["--help"],
         ["serve", "--help"],
-        ["finetune", "--help"],
+        ["look", "--help"],
+        ["evaluate", "--help"],
+        ["look", str(folder), "the cat"],
         ["generate", str(folder), "the cat", "--length", "3"],
         [*training.split(), "--width", "16", "--heads", "2", "--depth", "1", "--context", "16"],
     )
     for status, _, errors in results:
         assert status == 0, errors
+
+
+def test_the_server_needs_no_other_extra() -> None:
+    others = set(PACKAGES) - requirements("serve")
+    assert child("import qkv; print(qkv.serve.__name__)", others) == "serve\n"
 
 
 def test_the_list_of_commands_needs_nothing() -> None:
@@ -194,10 +201,13 @@ def test_commands_name_the_extra_that_is_missing(folder: Path, tmp_path: Path) -
     model = str(folder)
     parquet = tmp_path / "some.parquet"
     parquet.write_bytes(b"PAR1")
+    gguf = tmp_path / "some.gguf"
+    gguf.write_bytes(b"GGUF")
     cases = {
         "matplotlib": ["look", model, "the cat", "--out", str(tmp_path / "a.png")],
         "fastapi": ["serve", model, "--port", "0"],
         "pyarrow": ["train", "gpt", "--data", str(parquet), "--out", str(tmp_path / "run")],
+        "gguf": ["generate", str(gguf), "the cat"],
         "datasets": ["train", "gpt", "--data", "hf:some", "--out", str(tmp_path / "run")],
     }
     results = commands_without(set(PACKAGES), *cases.values())
@@ -213,6 +223,7 @@ def test_commands_name_the_extra_that_is_missing(folder: Path, tmp_path: Path) -
     [
         ("qkv.serve", "fastapi"),
         ("import qkv.insight.render.figures.attention", "matplotlib"),
+        ("import qkv.lab.matrices", "matplotlib"),
         ("import qkv.serving.routes.health", "fastapi"),
         ("qkv.evaluation.bleu(['a'], ['a'])", "sacrebleu"),
         ("import qkv.evaluation.lm_eval_harness", "lm_eval"),

@@ -15,7 +15,7 @@ import tyro
 
 import qkv
 from qkv import machine
-from qkv.extras import PACKAGES, install_command
+from qkv.imports import PACKAGES, install_command
 
 VARIABLES = ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "QKV_CACHE")
 GIB = 2**30

@@ -23,8 +23,6 @@ from qkv.evaluation.evaluate import EvaluationResult
 from qkv.evaluation.evaluators import score_translations
 from qkv.evaluation.protocol import Protocol, ProtocolFlags
 from qkv.evaluation.task_file import EvaluationTask, read_task
-from qkv.insight.render.figures import score_figure
-from qkv.insight.render.figures.figure_style import check_ending
 from qkv.models import BERT, GPT, RNN, Transformer
 
 TaskData = tuple[EvaluationTask, list[str]]
@@ -83,6 +81,8 @@ class Evaluate(ProtocolFlags):
         check_writable("out", self.out)
         check_writable("plot", self.plot)
         if self.plot is not None:
+            from qkv.insight.render.figures.figure_style import check_ending
+
             check_ending(self.plot)
 
         results = EvaluationResults(
@@ -158,6 +158,8 @@ class Evaluate(ProtocolFlags):
             report.write_json(self.out, values)
 
         if self.plot is not None:
+            from qkv.insight.render.figures import score_figure
+
             score_figure.plot(values, self.plot)
 
 

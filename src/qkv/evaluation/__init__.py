@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from qkv.evaluation.protocol import Protocol, Subject
     from qkv.evaluation.task_file import EvaluationTask, read_task
 else:
-    from qkv.lazy_imports import attach
+    from qkv.imports import attach
 
     attach(__name__)
 

@@ -11,7 +11,7 @@ from jaxtyping import Float
 
 from qkv.bootstrap import bootstrap
 from qkv.evaluation.intervals import Score
-from qkv.extras import require
+from qkv.imports import require
 from qkv.nn.config import documented
 
 

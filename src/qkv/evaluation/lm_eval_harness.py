@@ -29,8 +29,8 @@ from qkv import artifact
 from qkv.evaluation.likelihood import Likelihood, Request, likelihoods, truncate_requests
 from qkv.evaluation.perplexity import windows
 from qkv.evaluation.question import encode_requests, first_token
-from qkv.extras import require
 from qkv.generation.text import complete, prompt_ids
+from qkv.imports import require
 from qkv.models import GPT
 from qkv.models.model import expect
 from qkv.training.systems.distributed import device_named

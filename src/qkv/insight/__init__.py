@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from qkv.insight.probing.probe_model import probe
     from qkv.insight.probing.probe_tasks import probe_task
 else:
-    from qkv.lazy_imports import attach
+    from qkv.imports import attach
 
     attach(__name__)
 

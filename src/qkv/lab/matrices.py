@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import tyro
 from jaxtyping import Float
-from matplotlib.figure import Figure
 from rich.console import Console
 from rich.text import Text
 from torch import Tensor
@@ -38,6 +37,9 @@ from qkv.models import GPT, Transformer
 from qkv.models.model import expect
 from qkv.nn.attention import Causal, Mask, attend, dot
 from qkv.tables import Table
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 HiddenConsole = tyro.conf.Suppress[tyro.conf.Fixed[Console | None]]
 """The console of a command, which is no flag."""

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from qkv.models.transformer import Transformer
     from qkv.models.variants.quantize import int8
 else:
-    from qkv.lazy_imports import attach
+    from qkv.imports import attach
 
     attach(__name__)
 

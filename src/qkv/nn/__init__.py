@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from qkv.nn.position import PositionEncoding
     from qkv.nn.recurrent import Recurrent
 else:
-    from qkv.lazy_imports import attach
+    from qkv.imports import attach
 
     attach(__name__, submodules=("attention", "lora"))
 

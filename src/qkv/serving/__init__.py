@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from qkv.serving.serve import serve
 else:
-    from qkv.lazy_imports import attach
+    from qkv.imports import attach
 
     attach(__name__)
 

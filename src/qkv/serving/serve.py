@@ -6,9 +6,9 @@ import socket
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
-from fastapi import APIRouter
 
 from qkv import artifact
 from qkv.models.model import Model
@@ -19,6 +19,9 @@ from qkv.serving.http.server import Server, bind_socket
 from qkv.serving.model_host import ModelHost
 from qkv.serving.server_options import ServerOptions
 from qkv.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from fastapi import APIRouter
 
 GIB = 1 << 30
 SWITCH_INTERVAL = 0.0005

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from qkv.training.finetune.finetune_config import FinetuneConfig, FinetuneRunConfig
     from qkv.training.train import train
 else:
-    from qkv.lazy_imports import attach
+    from qkv.imports import attach
 
     attach(__name__)
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from qkv.data.sources.files import File
 from qkv.data.sources.lines import LONGEST_LINE, read_lines
-from qkv.extras import require
+from qkv.imports import require
 
 Row = tuple[int, list[Any]]
 Choose = Callable[[list[str], str], tuple[str, ...]]

@@ -14,7 +14,7 @@ from qkv.data.sources.formats import (
     inside,
     outer_columns,
 )
-from qkv.extras import require
+from qkv.imports import require
 
 SPLITS = ("train", "validation", "valid", "dev", "test")
 

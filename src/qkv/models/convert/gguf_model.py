@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from qkv.extras import require
+from qkv.imports import require
 from qkv.models.convert import hf_llama
 from qkv.models.convert.config_fields import Fields
 from qkv.models.convert.hf_folder import refuse_pickle

@@ -1,6 +1,6 @@
 """The HTTP server: ASGI app, middleware, API keys, error responses and server-sent events."""
 
-from qkv.extras import require
+from qkv.imports import require
 
 require("fastapi")
 require("uvicorn")

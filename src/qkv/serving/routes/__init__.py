@@ -1,5 +1,5 @@
 """Routes of the API: OpenAI's, qkv's own, health and metrics, and the playground."""
 
-from qkv.extras import require
+from qkv.imports import require
 
 require("fastapi")

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from qkv import storage
-from qkv.extras import require
+from qkv.imports import require
 
 
 class GGUFFile:

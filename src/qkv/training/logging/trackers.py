@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from qkv.extras import install_command
+from qkv.imports import install_command
 
 
 class TensorBoard:

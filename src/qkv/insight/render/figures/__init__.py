@@ -1,5 +1,5 @@
 """Figures with matplotlib: attention, logit lens, heads, probes, scores and training curves."""
 
-from qkv.extras import require
+from qkv.imports import require
 
 require("matplotlib")
