@@ -13,14 +13,7 @@ from typing import Annotated, Any, NamedTuple
 import tyro
 from rich.console import Console
 
-from qkv.command_line.model_opening import (
-    DEFAULT_MACHINE,
-    Machine,
-    ModelName,
-    Opened,
-    float32_by_default,
-    open_model,
-)
+from qkv.command_line.model_opening import DEFAULT_MACHINE, Machine, ModelName, Opened, open_float32
 from qkv.command_line.output_checks import check_not_input, check_writable
 from qkv.command_line.terminal_bars import progress_bar
 from qkv.command_line.user_input import Texts, note_unknown
@@ -100,7 +93,7 @@ class Heads:
 
     def run(self) -> None:
         self.check_flags()
-        opened = open_model(self.model, float32_by_default(self.machine))
+        opened = open_float32(self.model, self.machine)
         results: dict[str, HeadResults] = {}
         if self.without is not None:
             results["ablation"] = self.measure_ablation(opened, self.without)
