@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,6 +24,7 @@ from qkv.evaluation.evaluators import score_translations
 from qkv.evaluation.protocol import Protocol, ProtocolFlags
 from qkv.evaluation.task_file import EvaluationTask, read_task
 from qkv.models import BERT, GPT, RNN, Transformer
+from qkv.training.run_config import pick_fields
 
 TaskData = tuple[EvaluationTask, list[str]]
 """A task and its data files; none for a task with embedded data."""
@@ -70,9 +71,7 @@ class Evaluate(ProtocolFlags):
 
     def run(self) -> None:
         tasks = tasks_with_data(self.task, self.data)
-        protocol = Protocol(
-            **{field.name: getattr(self, field.name) for field in fields(ProtocolFlags)}
-        )
+        protocol = Protocol(**pick_fields(vars(self), ProtocolFlags))
         shots = list(dict.fromkeys(self.shots))
         protocols = [replace(protocol, shots=number) for number in shots]
         if not protocols:
