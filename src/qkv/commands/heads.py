@@ -114,7 +114,7 @@ class Heads:
 
         if self.plot is not None:
             check_writable("plot", self.plot)
-            check_not_input(self.plot, map(Path, filter(None, (*self.data, self.grammar))), "read")
+            check_not_input(self.plot, [*map(Path, self.data), self.grammar], "read")
             check_ending(self.plot)
 
     def show_results(self, results: dict[str, HeadResults]) -> None:

@@ -71,7 +71,7 @@ class LookCommand:
 
     def run(self) -> None:
         check_writable("out", self.out)
-        check_not_input(self.out, [self.data] if self.data is not None else [], "read")
+        check_not_input(self.out, [self.data], "read")
         ending = ending_of(self.out)
         whole = ending in (".html", ".safetensors")
         if len(self.layer) > 1 and not whole:
