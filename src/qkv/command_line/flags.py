@@ -34,14 +34,14 @@ class Flag(NamedTuple):
 def flags_of(target: Callable[..., Any]) -> Iterator[Flag]:
     """Every flag and argument of a function or dataclass; nested dataclasses add no prefix."""
     for field, hint in get_type_hints(target, include_extras=True).items():
-        if field == "return":
-            continue
-
         kind = hint
         extras: tuple[Any, ...] = ()
         if get_origin(hint) is Annotated:
             kind = hint.__origin__
             extras = hint.__metadata__
+
+        if field == "return" or tyro.conf.Suppress in extras:
+            continue
 
         if is_dataclass(kind) and kind is not RotaryScaling:
             yield from flags_of(kind)  # type: ignore[arg-type]

@@ -57,6 +57,12 @@ def open_model(name: str, machine: Machine, *families: type[Model]) -> Opened:
         return load_on_device(name, machine, *families)
 
 
+def open_float32(name: str, machine: Machine, *families: type[Model]) -> Opened:
+    """As `open_model`, in float32 unless the user chose a precision: for small differences."""
+    precise = replace(machine, precision=machine.precision or "float32")
+    return open_model(name, precise, *families)
+
+
 def load_on_device(name: str, machine: Machine, *families: type[Model]) -> Opened:
     """Load a model onto its device without a status line; without `families` any family passes."""
     device = device_of(machine)
@@ -97,11 +103,6 @@ def dtype_of(machine: Machine, model: Model, device: torch.device) -> torch.dtyp
         return torch.bfloat16
 
     return torch.float32
-
-
-def float32_by_default(machine: Machine) -> Machine:
-    """The same machine, in float32 unless the user chose a precision: for small differences."""
-    return replace(machine, precision=machine.precision or "float32")
 
 
 def device_of(machine: Machine) -> torch.device:

@@ -9,12 +9,12 @@ from pathlib import Path
 from qkv import storage
 
 
-def check_not_input(out: Path | None, files: Iterable[Path], what: str) -> None:
-    """Refuse to write over one of the input files."""
+def check_not_input(out: Path | None, files: Iterable[Path | None], what: str) -> None:
+    """Refuse to write over one of the input files; None is a file that is not given."""
     if out is None or not out.exists():
         return
 
-    for file in files:
+    for file in filter(None, files):
         if file.exists() and file.samefile(out):
             raise ValueError(f"out: {out} is the file to be {what}; choose another name")
 

@@ -6,10 +6,15 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Annotated
+
+import tyro
 
 from qkv.text import Tokenizer
 from qkv.text.printable import shortened
 
+Texts = Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[TEXT ...]")]
+"""The texts of a command line, which have no flag."""
 MOST_UNKNOWN = 5
 """Unknown words that a note lists."""
 LONGEST = 1_000_000

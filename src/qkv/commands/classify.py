@@ -17,7 +17,14 @@ from qkv.command_line.answer_output import answer_line, as_object, as_row, singl
 from qkv.command_line.model_opening import Machine, ModelName, open_model
 from qkv.command_line.output_checks import check_not_input, check_writable
 from qkv.command_line.terminal_bars import progress_bar
-from qkv.command_line.user_input import errors_as_notes, note, note_unknown, reading, typed_lines
+from qkv.command_line.user_input import (
+    Texts,
+    errors_as_notes,
+    note,
+    note_unknown,
+    reading,
+    typed_lines,
+)
 from qkv.data.sources.examples import PAIR_TASKS, Example, example_from_line, open_examples
 from qkv.evaluation import report
 from qkv.evaluation.label_scores import check_label, confusion_matrix, score_answers
@@ -26,7 +33,6 @@ from qkv.models import TaskModel
 from qkv.models.configs import HeadConfig
 from qkv.text import Tokenizer
 
-Texts = Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[TEXT ...]")]
 BLOCK = 1 << 20
 """Bytes read from a pipe at once."""
 

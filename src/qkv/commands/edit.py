@@ -9,7 +9,7 @@ import tyro
 from rich.console import Console
 from rich.text import Text
 
-from qkv.command_line.model_opening import Machine, ModelName, float32_by_default, open_model
+from qkv.command_line.model_opening import Machine, ModelName, open_float32
 from qkv.command_line.user_input import note_unknown
 from qkv.generation.fill import Guess
 from qkv.insight.inspect.attention_edits import Edit
@@ -70,7 +70,7 @@ def run(
             "qkv edit --help lists what is possible"
         )
 
-    opened = open_model(model, float32_by_default(machine))
+    opened = open_float32(model, machine)
     note_unknown(opened.tokenizer, filter(None, [*text, source, target]))
     reading = read(opened.model, opened.tokenizer, *text, source=source, target=target)
 

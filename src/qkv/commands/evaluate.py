@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,6 +24,7 @@ from qkv.evaluation.evaluators import score_translations
 from qkv.evaluation.protocol import Protocol, ProtocolFlags
 from qkv.evaluation.task_file import EvaluationTask, read_task
 from qkv.models import BERT, GPT, RNN, Transformer
+from qkv.training.run_config import pick_fields
 
 TaskData = tuple[EvaluationTask, list[str]]
 """A task and its data files; none for a task with embedded data."""
@@ -70,9 +71,7 @@ class Evaluate(ProtocolFlags):
 
     def run(self) -> None:
         tasks = tasks_with_data(self.task, self.data)
-        protocol = Protocol(
-            **{field.name: getattr(self, field.name) for field in fields(ProtocolFlags)}
-        )
+        protocol = Protocol(**pick_fields(vars(self), ProtocolFlags))
         shots = list(dict.fromkeys(self.shots))
         protocols = [replace(protocol, shots=number) for number in shots]
         if not protocols:
@@ -153,18 +152,7 @@ class Evaluate(ProtocolFlags):
         for line in report.notes(results.results):
             console.print(line, style="dim", markup=False, soft_wrap=True)
 
-        finished = {result.task for result in results.results}
-        tasks = []
-        files = {}
-
-        for task, data in results.tasks:
-            if task.name in finished:
-                tasks.append(task)
-                files[task.name] = data_checksums(files_of(task, data))
-
-        values = report.as_json(
-            results.results, tasks, files, results.models, results.options, failure=results.failure
-        )
+        values = results.as_json()
         if self.out is not None:
             report.write_json(self.out, values)
 
@@ -183,6 +171,27 @@ class EvaluationResults:
     models: dict[str, Any] = field(default_factory=dict)
     results: list[EvaluationResult] = field(default_factory=list)
     failure: str = ""
+
+    def as_json(self) -> dict[str, Any]:
+        """All that is needed to repeat the evaluation: results, tasks, checksums and settings."""
+        finished = {result.task for result in self.results}
+        tasks = {}
+        checksums = {}
+
+        for task, data in self.tasks:
+            if task.name in finished:
+                tasks[task.name] = task.as_json()
+                checksums[task.name] = data_checksums(files_of(task, data))
+
+        return {
+            "results": [report.result_json(result) for result in self.results],
+            "tasks": tasks,
+            "data": checksums,
+            "models": self.models,
+            "asked": self.options,
+            "failure": self.failure or None,
+            **report.software_versions(),
+        }
 
 
 # Tasks and their data

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -11,13 +12,7 @@ import tyro
 from rich.console import Console
 from rich.text import Text
 
-from qkv.command_line.model_opening import (
-    Machine,
-    ModelName,
-    Opened,
-    float32_by_default,
-    open_model,
-)
+from qkv.command_line.model_opening import DEFAULT_MACHINE, Machine, ModelName, Opened, open_float32
 from qkv.command_line.output_checks import check_writable
 from qkv.command_line.terminal_bars import progress_bar
 from qkv.insight.inspect.activation_patching import PatchResult, PatchSite, patch
@@ -36,86 +31,89 @@ SITES = {
 }
 
 
-def run(
-    model: ModelName,
-    clean: Prompt,
-    corrupted: Prompt,
-    answer: str | None = None,
-    against: str | None = None,
-    at: PatchSite = "residual",
-    kind: Literal["encoder", "decoder", "cross"] | None = None,
-    target: str | None = None,
-    plot: Path | None = None,
-    as_json: Annotated[bool, tyro.conf.arg(name="json")] = False,
-    machine: tyro.conf.OmitArgPrefixes[Machine] = Machine(),  # noqa: B008 - tyro reads the defaults
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class Patch:
     """Run the corrupted prompt with one activation of the clean prompt at a time.
 
     qkv patch smollm2 "The capital of France is" "The capital of Italy is" --answer " Paris"
     --against " Rome"
 
     Each cell shows how much of the clean answer the patch restores: 0 is none, 1 is all of it.
-
-    Args:
-        model: The folder of a run or of transformers, a GGUF file, or smollm2.
-        clean: A prompt; with one [mask] for a BERT; a source for a translator.
-        corrupted: A prompt with the same number of tokens and another answer.
-        answer: The token that the clean prompt leads to, with a space before it if it begins a
-            word (default: the model's prediction).
-        against: The token that the corrupted prompt leads to: the difference of the two logits is
-            measured, otherwise the probability of the answer.
-        at: The residual stream of each token, the output of each head, or the feed-forward output
-            of each token.
-        kind: For a translator: encoder (the default), decoder, or with heads cross-attention.
-        target: For a translator: the target so far; its next token is the answer.
-        plot: Draw a .png, .svg or .pdf file.
-        as_json: Print one line of JSON with all numbers, instead of a table.
-        machine: Device and precision.
     """
-    check_writable("plot", plot)
-    if plot is not None:
-        check_ending(plot)
 
-    opened = open_model(model, float32_by_default(machine), GPT, BERT, Transformer, RNN)
-    if not opened.model.stacks:
-        raise ValueError("model: an RNN has no layers of heads to patch; expected another model")
+    model: ModelName
+    """The folder of a run or of transformers, a GGUF file, or smollm2."""
+    clean: Prompt
+    """A prompt; with one [mask] for a BERT; a source for a translator."""
+    corrupted: Prompt
+    """A prompt with the same number of tokens and another answer."""
+    answer: str | None = None
+    """The token that the clean prompt leads to, with a space before it if it begins a word
+    (default: the model's prediction)."""
+    against: str | None = None
+    """The token that the corrupted prompt leads to: the difference of the two logits is measured,
+    otherwise the probability of the answer."""
+    at: PatchSite = "residual"
+    """The residual stream of each token, the output of each head, or the feed-forward output of
+    each token."""
+    kind: Literal["encoder", "decoder", "cross"] | None = None
+    """For a translator: encoder (the default), decoder, or with heads cross-attention."""
+    target: str | None = None
+    """For a translator: the target so far; its next token is the answer."""
+    plot: Path | None = None
+    """Draw a .png, .svg or .pdf file."""
+    as_json: Annotated[bool, tyro.conf.arg(name="json")] = False
+    """Print one line of JSON with all numbers, instead of a table."""
+    machine: Machine = DEFAULT_MACHINE
+    """Device and precision."""
 
-    tokenizer = opened.tokenizer
-    clean_prompt = read_prompt(opened, clean, target)
-    corrupted_prompt = read_prompt(opened, corrupted, target)
-    position = mask_position(opened, clean_prompt, corrupted_prompt)
-    answer_id = token_id(tokenizer, answer, "answer")
-    against_id = token_id(tokenizer, against, "against")
-    if against is not None and answer is None:
-        raise ValueError("against: expected an answer as well, to compare it with")
+    def run(self) -> None:
+        check_writable("plot", self.plot)
+        if self.plot is not None:
+            check_ending(self.plot)
 
-    with progress_bar("patching") as advance:
-        patched = patch(
-            opened.model,
-            clean_prompt,
-            corrupted_prompt,
-            answer_id,
-            against_id,
-            at,
-            advance,
-            place=position,
-            kind=kind,
-        )
+        opened = open_float32(self.model, self.machine, GPT, BERT, Transformer, RNN)
+        if not opened.model.stacks:
+            raise ValueError(
+                "model: an RNN has no layers of heads to patch; expected another model"
+            )
 
-    names = token_names(clean_prompt, corrupted_prompt, patched.kind)
-    if as_json:
-        print(json.dumps(as_object(patched, tokenizer, names), ensure_ascii=False))
-    else:
-        show(patched, tokenizer, names, Console(highlight=False))
+        tokenizer = opened.tokenizer
+        clean_prompt = read_prompt(opened, self.clean, self.target)
+        corrupted_prompt = read_prompt(opened, self.corrupted, self.target)
+        position = mask_position(opened, clean_prompt, corrupted_prompt)
+        answer_id = token_id(tokenizer, self.answer, "answer")
+        against_id = token_id(tokenizer, self.against, "against")
+        if self.against is not None and self.answer is None:
+            raise ValueError("against: expected an answer as well, to compare it with")
 
-    if plot is not None:
-        from qkv.insight.render.figures.figure_style import save
-        from qkv.insight.render.figures.head_figures import patched_figure
+        with progress_bar("patching") as advance:
+            patched = patch(
+                opened.model,
+                clean_prompt,
+                corrupted_prompt,
+                answer_id,
+                against_id,
+                self.at,
+                advance,
+                place=position,
+                kind=self.kind,
+            )
 
-        title = f"Where the answer comes from: {model}"
-        below = describe(patched, tokenizer)
-        path = save(lambda: patched_figure(patched, names, title, below), plot)
-        print(path, file=sys.stderr if as_json else sys.stdout)
+        names = token_names(clean_prompt, corrupted_prompt, patched.kind)
+        if self.as_json:
+            print(json.dumps(as_object(patched, tokenizer, names), ensure_ascii=False))
+        else:
+            show(patched, tokenizer, names, Console(highlight=False))
+
+        if self.plot is not None:
+            from qkv.insight.render.figures.figure_style import save
+            from qkv.insight.render.figures.head_figures import patched_figure
+
+            title = f"Where the answer comes from: {self.model}"
+            below = describe(patched, tokenizer)
+            path = save(lambda: patched_figure(patched, names, title, below), self.plot)
+            print(path, file=sys.stderr if self.as_json else sys.stdout)
 
 
 # Prompts and tokens

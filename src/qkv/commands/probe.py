@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
 from typing import Annotated
@@ -14,7 +15,7 @@ import tyro
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-from qkv.command_line.model_opening import Machine, ModelName, float32_by_default, open_model
+from qkv.command_line.model_opening import DEFAULT_MACHINE, Machine, ModelName, open_float32
 from qkv.command_line.output_checks import check_writable
 from qkv.command_line.user_input import note
 from qkv.insight.probing.activations import ActivationDtype, check_layers
@@ -24,33 +25,13 @@ from qkv.insight.probing.probe_tasks import probe_task
 from qkv.models.configs import Pooling
 
 PICTURE = "probe.png"
+DEFAULT_PROBE_TRAINING = ProbeTraining()
 NOTE_EVERY = 30.0
 """Seconds between two notes on the progress, where there is no terminal."""
 
 
-def run(
-    model: ModelName,
-    target: str,
-    data: tuple[str, ...] = (),
-    validation: tuple[str, ...] = (),
-    test: tuple[str, ...] = (),
-    examples: int | None = None,
-    text: str | None = None,
-    label: str | None = None,
-    pooling: Pooling = "mean",
-    numbers: bool | None = None,
-    length: int = 64,
-    windows: int = 2000,
-    layers: tuple[str, ...] = (),
-    seeds: int = 3,
-    controls: bool = True,
-    recompute: bool = False,
-    store: ActivationDtype = "float32",
-    out: Path | None = None,
-    as_json: Annotated[bool, tyro.conf.arg(name="json")] = False,
-    learning: tyro.conf.OmitArgPrefixes[ProbeTraining] = ProbeTraining(),  # noqa: B008
-    machine: tyro.conf.OmitArgPrefixes[Machine] = Machine(),  # noqa: B008
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class Probe:
     """Train a linear probe (or an MLP) on the activations of every layer of a frozen model.
 
     qkv probe minilm --target train.conllu:upos --validation dev.conllu --test test.conllu --out
@@ -62,92 +43,116 @@ def run(
 
     Two controls are probed as well: a model of the same config with random weights, and shuffled
     labels.
-
-    Args:
-        model: The folder of a run or of transformers, a GGUF file, or minilm or smollm2. In a
-            translator the encoder is probed, in a fine-tuned model the backbone.
-        target: position, the position of a token; file.conllu:upos (xpos, deprel, ...), a column
-            of each word, where head is the distance to the syntactic head; or a table of texts
-            with a label each, a class or a number.
-        data: With position: the texts, named like the data of qkv train.
-        validation: With other targets: files for early stopping (default: a tenth of the texts).
-        test: With other targets: files to test on.
-        examples: Maximum number of training texts.
-        text: With a table: the column of the text (default: the usual names).
-        label: With a table: the column of the label.
-        pooling: With a table: the vector of a text is the mean over its tokens, or that of the
-            first or last token.
-        numbers: With a table: labels are numbers, not classes (default: if one has a fraction).
-        length: With position: tokens of a window, and so the number of positions.
-        windows: With position: windows to train on; a tenth as many to test on.
-        layers: Only these layers: embedding, 0 and so on for the blocks, norm (default: all).
-        seeds: Probes per layer, each with other weights and another order.
-        controls: Probe a random-weight model and shuffled labels, too.
-        recompute: Run the model again in each epoch, and train the probes of all layers at once,
-            instead of storing the activations in files.
-        store: Number format of the stored activations; float16 takes half the space.
-        out: A folder for results.json, probe.png and probes.safetensors.
-        as_json: Print the results as JSON instead of a table.
-        learning: Training of the probes.
-        machine: Device and precision.
     """
-    if seeds < 1:
-        raise ValueError(f"seeds: expected 1 or more, not {seeds}")
 
-    if out is not None:
-        check_writable("out", out / PICTURE)
+    model: ModelName
+    """The folder of a run or of transformers, a GGUF file, or minilm or smollm2. In a translator
+    the encoder is probed, in a fine-tuned model the backbone."""
+    target: str
+    """position, the position of a token; file.conllu:upos (xpos, deprel, ...), a column of each
+    word, where head is the distance to the syntactic head; or a table of texts with a label each, a
+    class or a number."""
+    data: tuple[str, ...] = ()
+    """With position: the texts, named like the data of qkv train."""
+    validation: tuple[str, ...] = ()
+    """With other targets: files for early stopping (default: a tenth of the texts)."""
+    test: tuple[str, ...] = ()
+    """With other targets: files to test on."""
+    examples: int | None = None
+    """Maximum number of training texts."""
+    text: str | None = None
+    """With a table: the column of the text (default: the usual names)."""
+    label: str | None = None
+    """With a table: the column of the label."""
+    pooling: Pooling = "mean"
+    """With a table: the vector of a text is the mean over its tokens, or that of the first or last
+    token."""
+    numbers: bool | None = None
+    """With a table: labels are numbers, not classes (default: if one has a fraction)."""
+    length: int = 64
+    """With position: tokens of a window, and so the number of positions."""
+    windows: int = 2000
+    """With position: windows to train on; a tenth as many to test on."""
+    layers: tuple[str, ...] = ()
+    """Only these layers: embedding, 0 and so on for the blocks, norm (default: all)."""
+    seeds: int = 3
+    """Probes per layer, each with other weights and another order."""
+    controls: bool = True
+    """Probe a random-weight model and shuffled labels, too."""
+    recompute: bool = False
+    """Run the model again in each epoch, and train the probes of all layers at once, instead of
+    storing the activations in files."""
+    store: ActivationDtype = "float32"
+    """Number format of the stored activations; float16 takes half the space."""
+    out: Path | None = None
+    """A folder for results.json, probe.png and probes.safetensors."""
+    as_json: Annotated[bool, tyro.conf.arg(name="json")] = False
+    """Print the results as JSON instead of a table."""
+    learning: ProbeTraining = DEFAULT_PROBE_TRAINING
+    """Training of the probes."""
+    machine: Machine = DEFAULT_MACHINE
+    """Device and precision."""
 
-    opened = open_model(model, float32_by_default(machine))
-    check_layers(opened.model, layers)
-    task = probe_task(
-        opened.model,
-        opened.tokenizer,
-        target,
-        data=data,
-        validation=validation,
-        test=test,
-        length=length,
-        windows=windows,
-        most=examples,
-        text=text,
-        label=label,
-        pooling=pooling,
-        numbers=numbers,
-    )
+    def run(self) -> None:
+        if self.seeds < 1:
+            raise ValueError(f"seeds: expected 1 or more, not {self.seeds}")
 
-    for line in task.notes:
-        note(line)
+        if self.out is not None:
+            check_writable("out", self.out / PICTURE)
 
-    with progress_of_stages() as stage:
-        results = probe(
+        opened = open_float32(self.model, self.machine)
+        check_layers(opened.model, self.layers)
+        task = probe_task(
             opened.model,
-            task,
-            name=Path(model).name,
-            layers=layers,
-            seeds=seeds,
-            learning=learning,
-            controls=controls,
-            keep="recompute" if recompute else "disk",
-            store=store,
-            stage=stage,
+            opened.tokenizer,
+            self.target,
+            data=self.data,
+            validation=self.validation,
+            test=self.test,
+            length=self.length,
+            windows=self.windows,
+            most=self.examples,
+            text=self.text,
+            label=self.label,
+            pooling=self.pooling,
+            numbers=self.numbers,
         )
 
-    # Imports matplotlib, which takes long.
-    from qkv.insight.render.figures.probe_figure import draw_probed, probe_table
+        for line in task.notes:
+            note(line)
 
-    console = Console(highlight=False)
-    if as_json:
-        print(json.dumps(results.as_object(), ensure_ascii=False))
-    else:
-        console.print(probe_table(results))
-
-    if out is not None:
-        results.save(out)
-        draw_probed(results, out / PICTURE)
-        if not as_json:
-            console.print(
-                f"{out}: results.json, {PICTURE}, probes.safetensors", soft_wrap=True, markup=False
+        with progress_of_stages() as stage:
+            results = probe(
+                opened.model,
+                task,
+                name=Path(self.model).name,
+                layers=self.layers,
+                seeds=self.seeds,
+                learning=self.learning,
+                controls=self.controls,
+                keep="recompute" if self.recompute else "disk",
+                store=self.store,
+                stage=stage,
             )
+
+        # Imports matplotlib, which takes long.
+        from qkv.insight.render.figures.probe_figure import draw_probed, probe_table
+
+        console = Console(highlight=False)
+        if self.as_json:
+            print(json.dumps(results.as_object(), ensure_ascii=False))
+        else:
+            console.print(probe_table(results))
+
+        if self.out is not None:
+            results.save(self.out)
+            draw_probed(results, self.out / PICTURE)
+            if not self.as_json:
+                console.print(
+                    f"{self.out}: results.json, {PICTURE}, probes.safetensors",
+                    soft_wrap=True,
+                    markup=False,
+                )
 
 
 @contextmanager

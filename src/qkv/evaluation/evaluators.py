@@ -37,7 +37,7 @@ from qkv.evaluation.task_file import (
     Normalise,
     TaskKind,
     fill,
-    template_parts,
+    only_column,
 )
 from qkv.generation.text import complete
 from qkv.generation.translate import translate_texts
@@ -160,24 +160,19 @@ def require_gpt(task: EvaluationTask, subject: Subject) -> GPT:
 
 def prefers_gold(question: Question, answers: Sequence[Likelihood], divisor: Normalise) -> bool:
     """True if the correct option is more likely than every other; a tie counts as wrong."""
-    scores = [
-        answer.log_likelihood / option_length(choice, answer, divisor)
-        for choice, answer in zip(question.choices, answers, strict=True)
-    ]
+    scores = []
+    for choice, answer in zip(question.choices, answers, strict=True):
+        lengths = {
+            "none": 1,
+            "characters": len(choice),
+            "bytes": len(choice.encode()),
+            "tokens": len(answer.token_logprobs),
+        }
+        scores.append(answer.log_likelihood / lengths[divisor])
+
     gold = scores.pop(question.gold)
 
     return gold > max(scores)
-
-
-def option_length(choice: str, answer: Likelihood, divisor: Normalise) -> int:
-    """The length of an option in the unit of its normalisation."""
-    lengths = {
-        "none": 1,
-        "characters": len(choice),
-        "bytes": len(choice.encode()),
-        "tokens": len(answer.token_logprobs),
-    }
-    return lengths[divisor]
 
 
 # Generated lines
@@ -326,7 +321,12 @@ def evaluate_translations(evaluation: Evaluation) -> Measurement:
         )
 
     if model.predicts == "next":
-        require_prompt(task, name)
+        if only_column(task.template) is not None:
+            raise ValueError(
+                f"{name}: a GPT translates by a prompt; write a task file whose template asks for "
+                "it, such as 'English: {source}\\nTurkish:'"
+            )
+
         hypotheses = list(generate_lines(evaluation, evaluation.questions(rows)))
         decoding = ", ".join((*examples_note(protocol), "greedy, to the end of the line"))
         return score_translations(hypotheses, references, protocol.seed, decoding)
@@ -341,16 +341,6 @@ def evaluate_translations(evaluation: Evaluation) -> Measurement:
         progress(done, len(rows))
 
     return score_translations(hypotheses, references, protocol.seed, f"beam {protocol.beams}")
-
-
-def require_prompt(task: EvaluationTask, name: str) -> None:
-    """Raise if a GPT would get the bare source, without a prompt that asks for a translation."""
-    is_bare = len(list(template_parts(task.template))) == 1 and task.template.startswith("{")
-    if is_bare:
-        raise ValueError(
-            f"{name}: a GPT translates by a prompt; write a task file whose template asks for it, "
-            "such as 'English: {source}\\nTurkish:'"
-        )
 
 
 def score_translations(

@@ -122,7 +122,9 @@ def likelihoods(
     device = next(model.parameters()).device
     batch_tokens = batch_tokens or tokens_per_pass(device)
     rows = build_rows(requests, share_contexts=can_share_contexts(model))
-    batches = list(batch_rows(rows, batch_tokens, longest_batch(model)))
+    # Only learned positions limit the length of stem and branch, padding included.
+    longest = model.config.context if model.config.position == "learned" else math.inf
+    batches = list(batch_rows(rows, batch_tokens, longest))
     results: dict[Request, Likelihood] = {}
     distinct = len(set(requests))
 
@@ -181,33 +183,27 @@ def build_rows(requests: Sequence[Request], *, share_contexts: bool) -> list[Row
 
     Continuations of the same context branch off it where that reads fewer tokens.
     """
-    by_context: dict[tuple[int, ...], list[tuple[int, ...]]] = {}
-    for context, continuation in dict.fromkeys(requests):
-        by_context.setdefault(context, []).append(continuation)
+    by_context: dict[tuple[int, ...], list[Request]] = {}
+    for request in dict.fromkeys(requests):
+        by_context.setdefault(request.context, []).append(request)
 
     rows: list[Row] = []
 
-    for context, continuations in by_context.items():
-        by_prefix: dict[tuple[int, ...], list[tuple[int, ...]]] = {}
-        for continuation in continuations:  # the last token is predicted and never read
-            by_prefix.setdefault(continuation[:-1], []).append(continuation)
+    for context, after_context in by_context.items():
+        by_prefix: dict[tuple[int, ...], list[Request]] = {}
+        for request in after_context:  # the last token is predicted and never read
+            by_prefix.setdefault(request.continuation[:-1], []).append(request)
 
         saved = (len(by_prefix) - 1) * len(context)
         if share_contexts and saved > sum(map(len, by_prefix)):
             branches = tuple(filter(None, by_prefix))
-            rows.append(Row(context, branches, after_context(context, continuations)))
+            rows.append(Row(context, branches, tuple(after_context)))
             continue
 
-        for prefix, endings in by_prefix.items():
-            rows.append(Row((*context, *prefix), (), after_context(context, endings)))
+        for prefix, answered in by_prefix.items():
+            rows.append(Row((*context, *prefix), (), tuple(answered)))
 
     return rows
-
-
-def after_context(
-    context: tuple[int, ...], continuations: Sequence[tuple[int, ...]]
-) -> tuple[Request, ...]:
-    return tuple(Request(context, continuation) for continuation in continuations)
 
 
 def can_share_contexts(model: GPT) -> bool:
@@ -222,14 +218,6 @@ def can_share_contexts(model: GPT) -> bool:
         and config.window is None
         and config.sparse == "none"
     )
-
-
-def longest_batch(model: GPT) -> float:
-    """The longest stem plus branch, padding included; only learned positions have a limit."""
-    if model.config.position == "learned":
-        return model.config.context
-
-    return math.inf
 
 
 def batch_rows(

@@ -97,9 +97,13 @@ def masked_accuracy(
     if not scored:
         raise ValueError(f"data: {texts.name} has no word that could be masked")
 
-    scores, masked = masked_scores(scored, seed)
+    # The bootstrap draws rows.
+    units = np.array([(row.correct, len(row.logprobs)) for row in scored], dtype=np.float64)
+    accuracy = bootstrap_score("accuracy", units, ratio, percent=True, seed=seed)
+    token_perplexity = perplexity([row.logprobs for row in scored], seed=seed)
+    masked = int(units[:, 1].sum())
 
-    return MaskedAccuracy(scores, count, len(tokens), masked, unknown)
+    return MaskedAccuracy((accuracy, token_perplexity), count, len(tokens), masked, unknown)
 
 
 @torch.no_grad()
@@ -120,13 +124,3 @@ def score_rows(model: BERT, batch: Batch) -> list[RowScores]:
         RowScores(int(hits.sum()), values.tolist())
         for hits, values in zip(correct_rows, logprob_rows, strict=True)
     ]
-
-
-def masked_scores(rows: list[RowScores], seed: int) -> tuple[tuple[Score, Score], int]:
-    """Accuracy and perplexity of the masked tokens, and their number; the bootstrap draws rows."""
-    units = np.array([(row.correct, len(row.logprobs)) for row in rows], dtype=np.float64)
-    accuracy = bootstrap_score("accuracy", units, ratio, percent=True, seed=seed)
-
-    tokens = perplexity([row.logprobs for row in rows], seed=seed)
-
-    return (accuracy, tokens), int(units[:, 1].sum())

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -247,17 +248,9 @@ def draw_examples(
     row: Row, pool: Sequence[Row], pool_name: str, shots: int, seed: tuple[int, int]
 ) -> list[int]:
     """The numbers of `shots` random rows of the pool that differ from the row itself."""
-    if not shots:
-        return []
-
-    examples: list[int] = []
-    for chosen in np.random.default_rng(seed).permutation(len(pool)).tolist():
-        if len(examples) == shots:
-            break
-
-        if pool[chosen] != row:
-            examples.append(chosen)
-
+    order = np.random.default_rng(seed).permutation(len(pool)).tolist()
+    others = (number for number in order if pool[number] != row)
+    examples = list(islice(others, shots))
     if len(examples) < shots:
         raise ValueError(
             f"shots: {pool_name} has only {len(examples)} other rows for examples, not {shots}"

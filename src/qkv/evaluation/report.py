@@ -18,7 +18,6 @@ from qkv import storage
 from qkv.bootstrap import LEAST
 from qkv.evaluation.evaluate import EvaluationResult
 from qkv.evaluation.intervals import Score
-from qkv.evaluation.task_file import EvaluationTask
 from qkv.tables import Table
 from qkv.version import __version__
 
@@ -158,38 +157,6 @@ def result_remarks(result: EvaluationResult) -> list[str]:
 
 
 # JSON
-
-
-def as_json(
-    results: Sequence[EvaluationResult],
-    tasks: Sequence[EvaluationTask],
-    data: Mapping[str, Any],
-    models: Mapping[str, Any],
-    settings: Mapping[str, Any],
-    failure: str = "",
-) -> dict[str, Any]:
-    """All that is needed to repeat an evaluation: results, tasks, checksums and settings.
-
-    Args:
-        results: The results so far.
-        tasks: The tasks they belong to.
-        data: The checksums of the data files of each task.
-        models: The checksums and settings of each model.
-        settings: The settings of the evaluation.
-        failure: Why the evaluation ended early, if it did.
-
-    Returns:
-        JSON values; see `write`.
-    """
-    return {
-        "results": [result_json(result) for result in results],
-        "tasks": {task.name: task.as_json() for task in tasks},
-        "data": dict(data),
-        "models": dict(models),
-        "asked": dict(settings),
-        "failure": failure or None,
-        **software_versions(),
-    }
 
 
 def result_json(result: EvaluationResult) -> dict[str, Any]:

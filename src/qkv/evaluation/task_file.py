@@ -223,15 +223,13 @@ def check_value(name: str, value: Any, origin: str) -> Any:
     """The value of a field, with lists as tuples; raises if it is of the wrong type."""
     if name in ("normalise", "metric") and isinstance(value, str):
         value = (value,)
-    if name in ("normalise", "metric", "choices") and isinstance(value, list):
-        value = tuple(value)
 
     texts: Iterable[Any] = (value,)
     if name in ("normalise", "metric", "choices"):
         if isinstance(value, dict):
             texts = value.values()
-        elif isinstance(value, tuple):
-            texts = value
+        elif isinstance(value, list | tuple):
+            texts = value = tuple(value)
 
     if not all(isinstance(text, str) for text in texts):
         raise ValueError(f"{origin}: {name}: expected text in quotation marks, not {value!r}")

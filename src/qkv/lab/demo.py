@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import shutil
 import sys
+import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -41,6 +42,8 @@ from qkv.training.setup.training_task import TrainingTask
 from qkv.training.train import SampleMaker, train
 
 DEMO_FOLDER = Path("runs/demo")
+NEXT_STEPS = Path(__file__).with_name("next_steps.toml")
+"""Commands to try with the trained models, by what they do."""
 SENTENCE = "cats chase mice"
 PROMPT = "class Reader:\n    def __init__(self,"
 
@@ -320,29 +323,9 @@ def finished(run: Path) -> bool:
 
 def next_steps(out: Path) -> Text:
     """Commands to try with the trained models."""
-    turkish = out / "turkish"
-    python = out / "python"
-    steps = {
-        "Translate, and show the alignment:": (
-            f"qkv translate {turkish} --text '{SENTENCE}' --alignment"
-        ),
-        "See attention in a browser:": f"qkv look {turkish} '{SENTENCE}' --out look.html",
-        "Use both in a playground in the browser:": f"qkv serve {turkish} {python}",
-        "Generate text:": f"qkv generate {python} 'import os'",
-        "Train on your own text:": "qkv train gpt --data my.txt --out runs/mine",
-        "Train an RNN translator, from before the Transformer:": (
-            "qkv train rnn --data turkish --out runs/rnn"
-        ),
-        "Fine-tune the GPT to classify texts (my.tsv: sentence, label):": (
-            f"qkv finetune {python} --task classify --data my.tsv --out runs/my"
-        ),
-        "Plot the training curves:": f"qkv plot {turkish} {python}",
-        "Show the lecture's tables, from a hash table to attention:": "qkv demo --board-only",
-        "Evaluate with a confidence interval:": (
-            f"qkv evaluate {turkish} --task translation --data turkish:test"
-        ),
-        "Use the model in Python:": f"model, tokenizer = qkv.load({str(turkish)!r})",
-    }
+    table = tomllib.loads(NEXT_STEPS.read_text(encoding="utf-8"))
+    names = {"turkish": f"{out}/turkish", "python": f"{out}/python", "sentence": SENTENCE}
+    steps = {meaning: command.format(**names) for meaning, command in table.items()}
 
     if shutil.which("qkv") is None:
         activate = f"source {Path(sys.prefix, 'bin', 'activate')}"
