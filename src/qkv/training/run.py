@@ -210,17 +210,14 @@ class Run:
         self.metrics.write(row)
         self.progress.step(row)
 
+        # A bad step was skipped
         if scale > 1 and math.isfinite(loss) and not math.isfinite(norm):
-            self.log_skipped(
-                done, f"its gradient overflows fp16 at a scale of {scale:.0f}, which is now halved"
-            )
+            reason = f"its gradient overflows fp16 at a scale of {scale:.0f}, which is now halved"
+        else:
+            reason = self.learner.guard.observe(done.step, done.position, loss, norm, bool(bad))
+        if reason is None:
             return
 
-        reason = self.learner.guard.observe(done.step, done.position, loss, norm, bool(bad))
-        if reason is not None:
-            self.log_skipped(done, reason)
-
-    def log_skipped(self, done: PendingStep, reason: str) -> None:
         self.metrics.write(
             {"step": done.step + 1, "event": "skipped", "reason": reason, "position": done.position}
         )
@@ -266,7 +263,7 @@ class Run:
         # Save at once, so that a run killed now does not read that data again when resumed; but
         # only when every rank has read the checkpoint that is replaced.
         self.world.barrier()
-        self.write_checkpoint(best=checkpoint.best)
+        self.save_checkpoint(best=checkpoint.best)
 
     def checkpoint_before(self, step: int) -> Checkpoint:
         """The newest checkpoint up to a step, or else the newest; raises after too many rewinds."""
@@ -293,13 +290,7 @@ class Run:
     # Checkpoints and the saved model
 
     def save_checkpoint(self, *, best: bool, temporary: bool = False) -> None:
-        """Save a scheduled checkpoint, or a temporary one where the run is interrupted."""
-        if not (self.learner.guard.bad or temporary):
-            self.state.rewinds = 0
-
-        self.write_checkpoint(best, temporary)
-
-    def write_checkpoint(self, best: bool, temporary: bool = False) -> None:
+        """Save a checkpoint; a temporary one where the run is interrupted."""
         # The model comes first, so that wherever there is a checkpoint there is a model to open.
         if self.state.best is None:
             with self.averaged_weights():

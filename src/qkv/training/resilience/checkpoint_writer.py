@@ -72,7 +72,8 @@ class Checkpoints:
         size = len(text) + sum(tensor.nbytes for tensor in tensors.values())
         name = f"step-{step:08}"
         staging = storage.staging(self.folder, size, f"the checkpoint of step {step}", name)
-        complete = partial(self.complete, step=step, state=text, best=best, temporary=temporary)
+        marks = {"step": step, "best": best, "passing": temporary}
+        complete = partial(self.complete, state=text, marks=marks)
         self.write(tensors, self.folder / f"{storage.WRITING}{name}", staging, complete)
 
         return self.folder_of(step)
@@ -87,26 +88,18 @@ class Checkpoints:
             complete(folder, {TENSORS: describe(folder / TENSORS)})
 
     def complete(
-        self,
-        folder: Path,
-        files: dict[str, Any],
-        step: int,
-        state: str,
-        best: bool,
-        temporary: bool,
+        self, folder: Path, files: dict[str, Any], state: str, marks: dict[str, Any]
     ) -> None:
         """Write what belongs to the tensors' `files`, and give the folder its name."""
         (folder / STATE).write_text(state, encoding="utf-8")
         files = {STATE: describe(folder / STATE), **files}
-        write_json(
-            folder / MANIFEST, {"step": step, "best": best, "passing": temporary, "files": files}
-        )
+        write_json(folder / MANIFEST, {**marks, "files": files})
         for name in (*files, MANIFEST):
             storage.flush(folder / name)
 
         storage.flush(folder)
-        self.move_into_place(folder, step)
-        self.remove_old(step)
+        self.move_into_place(folder, marks["step"])
+        self.remove_old(marks["step"])
 
     def wait(self) -> None:
         """Return when what is being written is on the disk, which it is when `save` returns."""

@@ -295,12 +295,11 @@ def validation_source(
     data: DataConfig, open_named: Callable[[Sequence[str]], Source[Any]]
 ) -> Source[Any] | None:
     """The validation data, if it is named; embedded data has a validation part of its own."""
-    if not data.validation and len(data.data) == 1 and data.data[0] in NAMED_SOURCES:
-        return open_named((f"{data.data[0]}:valid",))
-    if not data.validation:
-        return None
+    names = data.validation
+    if not names and len(data.data) == 1 and data.data[0] in NAMED_SOURCES:
+        names = (f"{data.data[0]}:valid",)
 
-    return open_named(data.validation)
+    return open_named(names) if names else None
 
 
 def sizes_note(
