@@ -268,7 +268,6 @@ class Run:
     def checkpoint_before(self, step: int) -> Checkpoint:
         """The newest checkpoint up to a step, or else the newest; raises after too many rewinds."""
         self.checkpoints.wait()
-        earlier = self.checkpoints.last(1, up_to=step)
         if self.state.rewinds >= self.config.patience:
             raise Diverged(
                 f"training fails again and again, now at step {step + 1}: it went back "
@@ -276,16 +275,14 @@ class Run:
                 "blame; lower the learning rate or raise the warmup"
             )
 
-        if earlier:
-            return earlier[0]
-
-        newest = self.checkpoints.newest()
-        if newest is None:
+        earlier = self.checkpoints.last(1, up_to=step)
+        checkpoint = earlier[0] if earlier else self.checkpoints.newest()
+        if checkpoint is None:
             raise Diverged(
                 "training fails, and there is no whole checkpoint to go back to; begin a new run"
             )
 
-        return newest
+        return checkpoint
 
     # Checkpoints and the saved model
 
@@ -370,10 +367,7 @@ class Run:
             tied = score == state.merit
             best = better or state.best is None or (tied and measured["loss"] < state.best)
 
-            state.stale += 1
-            if better:
-                state.stale = 0
-
+            state.stale = 0 if better else state.stale + 1
             if best:
                 state.best = measured["loss"]
                 state.merit = score
@@ -430,11 +424,7 @@ class Run:
 
     def save_mean_of_checkpoints(self) -> None:
         """Validate the mean of the last checkpoints' weights and save it as the run's model."""
-        count = self.config.keep
-        if count == "all":
-            count = AVERAGED
-
-        last = self.checkpoints.last(count)
+        last = self.checkpoints.last(self.checkpoints.keep or AVERAGED)
         mean = mean_of(last, "model/", dict(self.model.named_parameters()))
         copy_weights(mean, self.model, origin=str(self.config.out))
         measured = self.measure()

@@ -133,7 +133,6 @@ def run_training(
             for note in (*task.notes, *warmup_notes(optimizer, task, run)):
                 printer.print(note)
 
-            # run.json and the tokenizer: written in a new run, checked in a resumed one
             description = describe(task, data, optimizer, run)
             description["run"] |= extra_flags or {}
             changes: list[str] = []
@@ -153,11 +152,10 @@ def run_training(
         if changes and world.first:  # only now is it certain that the run resumes
             write_description(run.out, description)
 
-        sample_texts = None
-        if samples is not None and not training.sharded:
-            sample_texts = samples(task)  # with FSDP no process has a whole model to sample from
+        if training.sharded:
+            samples = None  # no process has a whole model to sample from
 
-        result = training_loop(training, sample_texts)
+        result = training_loop(training, samples and samples(task))
 
         # Report
         if result.finished:

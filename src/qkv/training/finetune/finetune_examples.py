@@ -15,6 +15,7 @@ from qkv.data.batches.order import random_generator
 from qkv.data.sources.examples import Example, open_examples
 from qkv.data.sources.source import Source
 from qkv.training.finetune.finetune_config import FinetuneConfig
+from qkv.training.setup.training_task import sizes_note
 
 MOST_HELD_OUT = 2_000
 LISTED_LABELS = 8
@@ -139,7 +140,7 @@ def example_notes(
     training: FramedExamples, validation: FramedExamples, labels: Sequence[str], context: int
 ) -> list[str]:
     """Notes about the examples to print: how many, which classes, what is cut."""
-    note = f"{len(training):,} examples to train on, {len(validation):,} to validate on"
+    note = sizes_note(training, validation, "examples")
     if labels:
         note += f", {len(labels)} classes: {', '.join(labels[:LISTED_LABELS])}"
     if len(labels) > LISTED_LABELS:

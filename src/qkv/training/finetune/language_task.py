@@ -25,7 +25,7 @@ from qkv.training.finetune.tuned_task import (
     tuned_task,
     with_dropout,
 )
-from qkv.training.setup.training_task import TrainingTask, read_pairs
+from qkv.training.setup.training_task import TrainingTask, read_pairs, sizes_note
 
 LONGEST_CHAT = 1024
 CHAT_MARKS = ("<|im_start|>", "<|im_end|>")
@@ -78,10 +78,7 @@ def chat_task(tune: FinetuneConfig, run: FinetuneRunConfig) -> TrainingTask:
 
     training = batches(conversations.training)
     validation = batches(conversations.validation)
-    notes.append(
-        f"{len(conversations.training):,} conversations to train on, "
-        f"{len(conversations.validation):,} to validate on"
-    )
+    notes.append(sizes_note(conversations.training, conversations.validation, "conversations"))
     cut = training.cut + validation.cut
     if cut:
         notes.append(f"{cut:,} conversations are longer than {context:,} tokens and are truncated")
@@ -128,15 +125,12 @@ def translation_task(tune: FinetuneConfig, run: FinetuneRunConfig) -> TrainingTa
     source, validation, sources = open_data(tune, open_pairs)
     context = getattr(model.config, "context", None)
     options = {"rows": run.batch, "seed": run.seed, "context": context}
-    paired = read_pairs(source, validation, pretrained.tokenizer, tune.held_out, **options)
-    notes = [
-        f"{len(paired.training.pairs):,} pairs to train on, "
-        f"{len(paired.validation.pairs):,} to validate on"
-    ]
-    if paired.left_out:
-        notes.append(f"{paired.left_out}, and are left out")
+    training, validating, left_out = read_pairs(
+        source, validation, pretrained.tokenizer, tune.held_out, **options
+    )
+    notes = [sizes_note(training.pairs, validating.pairs, "pairs"), *left_out]
 
-    return language_task(tune, run, pretrained, paired, sources, notes)
+    return language_task(tune, run, pretrained, (training, validating), sources, notes)
 
 
 def language_task(

@@ -97,7 +97,7 @@ class Metrics:
         return past + later if keep_events else past
 
     def intact_rows(self) -> list[dict[str, Any]]:
-        return [row for _, row in parse(self.path) if row is not None]
+        return [row for row in parse(self.path) if row is not None]
 
     def close(self) -> None:
         self.close_file()
@@ -127,37 +127,32 @@ class Metrics:
 def read_metrics(folder: Path | str) -> list[dict[str, Any]]:
     """All rows of a run's metrics, in the order they were written; also of a run in progress."""
     path = Path(folder) / METRICS_FILE
-    rows: list[dict[str, Any]] = []
-    damaged: int | None = None
+    rows = list(parse(path))
+    if rows and rows[-1] is None:  # only the last line may be half written
+        rows.pop()
 
-    for number, row in parse(path):
-        if damaged is not None:  # only the last line may be half written
-            raise ValueError(
-                f"{path}:{damaged}: expected a JSON object with a step; "
-                "the line is damaged: remove it and try again"
-            )
-
-        if row is None:
-            damaged = number
-        else:
-            rows.append(row)
+    if None in rows:
+        raise ValueError(
+            f"{path}:{rows.index(None) + 1}: expected a JSON object with a step; "
+            "the line is damaged: remove it and try again"
+        )
 
     return rows
 
 
-def parse(path: Path) -> Iterator[tuple[int, dict[str, Any] | None]]:
-    """Line numbers and rows; None for a line that is not a row."""
+def parse(path: Path) -> Iterator[Any]:
+    """The row of each line; None for a line that is not a row."""
     with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
+        for line in file:
             try:
                 row = json.loads(line)
             except ValueError:  # not JSON, or not even UTF-8
                 row = None
 
             if isinstance(row, dict) and isinstance(row.get("step"), int):
-                yield number, {name: from_json(name, value) for name, value in row.items()}
+                yield {name: from_json(name, value) for name, value in row.items()}
             else:
-                yield number, None
+                yield None
 
 
 def to_line(row: Mapping[str, Any]) -> str:

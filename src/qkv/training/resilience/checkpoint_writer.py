@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -120,15 +121,8 @@ class Checkpoints:
         if up_to is not None:
             steps = [step for step in steps if step <= up_to]
 
-        newest: list[Checkpoint] = []
-        for checkpoint in self.intact(steps):
-            if not checkpoint.passing:
-                newest.append(checkpoint)
-
-            if len(newest) == n:
-                break
-
-        return newest[::-1]
+        scheduled = (checkpoint for checkpoint in self.intact(steps) if not checkpoint.passing)
+        return list(islice(scheduled, n))[::-1]
 
     def steps(self) -> list[int]:
         """The steps of all checkpoints on the disk, intact or not, in order."""
