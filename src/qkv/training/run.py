@@ -210,7 +210,7 @@ class Run:
         self.metrics.write(row)
         self.progress.step(row)
 
-        # A bad step was skipped
+        # Why the step was skipped, if it was
         if scale > 1 and math.isfinite(loss) and not math.isfinite(norm):
             reason = f"its gradient overflows fp16 at a scale of {scale:.0f}, which is now halved"
         else:

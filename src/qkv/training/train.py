@@ -133,8 +133,7 @@ def run_training(
             for note in (*task.notes, *warmup_notes(optimizer, task, run)):
                 printer.print(note)
 
-            description = describe(task, data, optimizer, run)
-            description["run"] |= extra_flags or {}
+            description = describe(task, data, optimizer, run, extra_flags)
             changes: list[str] = []
             if resuming:
                 changes = check_resumed(task, optimizer, run, description, printer)

@@ -104,8 +104,9 @@ def describe(
     data: DataConfig | FinetuneConfig,
     optimizer: OptimizerConfig,
     run: RunConfig,
+    extra_flags: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The content of run.json."""
+    """The content of run.json; `extra_flags` are stored with those of the run."""
     plugins = {
         "optimizer": absolute_plugin(optimizer.optimizer),
         "objective": absolute_plugin(optimizer.objective),
@@ -116,7 +117,7 @@ def describe(
         "model": to_json(task.config),
         "data": describe_data(data),
         "optimizer": asdict(optimizer) | plugins,
-        "run": asdict(run) | {"out": str(run.out)},
+        "run": asdict(run) | {"out": str(run.out)} | (extra_flags or {}),
         "fingerprint": task.fingerprint,
         "order": task.training.order_version,
     }
