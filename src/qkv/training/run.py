@@ -211,10 +211,10 @@ class Run:
         self.progress.step(row)
 
         # Why the step was skipped, if it was
-        if scale > 1 and math.isfinite(loss) and not math.isfinite(norm):
-            reason = f"its gradient overflows fp16 at a scale of {scale:.0f}, which is now halved"
-        else:
+        if scale <= 1 or not math.isfinite(loss) or math.isfinite(norm):
             reason = self.learner.guard.observe(done.step, done.position, loss, norm, bool(bad))
+        else:
+            reason = f"its gradient overflows fp16 at a scale of {scale:.0f}, which is now halved"
         if reason is None:
             return
 

@@ -48,10 +48,10 @@ class Pretrained(NamedTuple):
 
     def with_special_tokens(self, names: Sequence[str], seed: int, **options: Any) -> Pretrained:
         """With new tokens, which enlarge the vocabulary; `options` are those of the tokenizer."""
-        model: Any = self.model
         tokenizer = self.tokenizer.with_special_tokens(names, **options)
-        vocabulary = max(model.config.vocabulary, tokenizer.vocabulary)
-        return Pretrained(with_vocabulary(model, vocabulary, seed), tokenizer, self.checksum)
+        vocabulary = max(self.model.config.vocabulary, tokenizer.vocabulary)
+        larger = with_vocabulary(self.model, vocabulary, seed)
+        return Pretrained(larger, tokenizer, self.checksum)
 
 
 def open_pretrained(name: str) -> Pretrained:
