@@ -240,14 +240,11 @@ def without_model(run: Path) -> Path | None:
     if not (run / RUN).is_file() or (current(run) / CONFIG).is_file():
         return None
 
-    newest: Path | None = None
-    for step in steps_in(run / CHECKPOINTS)[::-1]:
-        path = checkpoint_path(run / CHECKPOINTS, step)
-        newest = newest or path
-        if is_marked(path, "best"):
-            return path
+    folder = run / CHECKPOINTS
+    saved = [checkpoint_path(folder, step) for step in steps_in(folder)]
+    best = [path for path in saved if is_marked(path, "best")]
 
-    return newest
+    return next(reversed(best or saved), None)
 
 
 def absolute(name: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-from jaxtyping import Float, Int
 from torch import Tensor
 
 from qkv.data.batches.batch import IGNORE
@@ -20,12 +19,8 @@ def supports(logits: Tensor) -> bool:
 
 
 def softmax_loss_(
-    logits: Float[Tensor, "N P"],
-    V: int,
-    targets: Int[Tensor, "N"],
-    smoothing: float,
-    shares: Float[Tensor, "N"] | None = None,
-) -> Float[Tensor, ""]:
+    logits: Tensor, V: int, targets: Tensor, smoothing: float, shares: Tensor | None = None
+) -> Tensor:
     """The same as `loss.softmax_loss_`, which defines it, in one pass per row."""
     rows = logits.shape[0]
     losses = torch.empty(rows, dtype=torch.float32, device=logits.device)

@@ -39,9 +39,8 @@ class TrainingResult:
 
 
 class Due(NamedTuple):
-    """What happens after a step."""
+    """What happens after a step; `stop` is asked for by a signal, and never after the last."""
 
-    last: bool
     stop: bool
     validation: bool
     checkpoint: bool
@@ -77,13 +76,11 @@ def training_loop(run: Run, samples: SampleTexts | None = None) -> TrainingResul
 
             # Validate, save and sample where due; first log this step, too
             due = due_now(run, samples, stop=run.world.any_rank(stop_requested()))
-            if not any(due):
-                continue
-            if run.log_pending_steps():
+            if not any(due) or run.log_pending_steps():
                 continue
 
             do_what_is_due(run, due, samples)
-            if due.stop and not due.last:
+            if due.stop:
                 break
 
             started = time.perf_counter()
@@ -161,8 +158,7 @@ def due_now(run: Run, samples: SampleTexts | None, *, stop: bool) -> Due:
     sample_every = config.every(config.sample_every, 4)
 
     return Due(
-        last,
-        stop,
+        stop=stop and not last,
         validation=last or step % config.every(config.validate_every, 10) == 0,
         checkpoint=last or step % config.every(config.checkpoint_every, 20) == 0,
         samples=samples is not None and sample_every > 0 and (last or step % sample_every == 0),
@@ -174,14 +170,13 @@ def do_what_is_due(run: Run, due: Due, samples: SampleTexts | None) -> None:
     state = run.state
     best = due.validation and run.validate()
     scheduled = due.checkpoint or best or run.stopped_early()
+    if scheduled and not run.learner.guard.bad:
+        state.rewinds = 0
     if scheduled or due.stop:
         run.save_checkpoint(best=best, temporary=not scheduled)
 
     if due.samples and samples is not None:
         show_samples(run, samples)
-
-    if due.last:
-        return
 
     if due.stop:
         run.progress.log(
@@ -190,7 +185,7 @@ def do_what_is_due(run: Run, due: Due, samples: SampleTexts | None) -> None:
         run.progress.log(
             f"{run.describe_model()}; {run.config.out}@{state.step} opens the newest weights."
         )
-    elif run.stopped_early():
+    elif run.stopped_early() and state.step < run.steps:
         run.progress.log(
             f"No improvement for {state.stale} validations: "
             f"the run ends early, after step {state.step}."

@@ -210,17 +210,14 @@ class Run:
         self.metrics.write(row)
         self.progress.step(row)
 
-        if scale > 1 and math.isfinite(loss) and not math.isfinite(norm):
-            self.log_skipped(
-                done, f"its gradient overflows fp16 at a scale of {scale:.0f}, which is now halved"
-            )
+        # Why the step was skipped, if it was
+        if scale <= 1 or not math.isfinite(loss) or math.isfinite(norm):
+            reason = self.learner.guard.observe(done.step, done.position, loss, norm, bool(bad))
+        else:
+            reason = f"its gradient overflows fp16 at a scale of {scale:.0f}, which is now halved"
+        if reason is None:
             return
 
-        reason = self.learner.guard.observe(done.step, done.position, loss, norm, bool(bad))
-        if reason is not None:
-            self.log_skipped(done, reason)
-
-    def log_skipped(self, done: PendingStep, reason: str) -> None:
         self.metrics.write(
             {"step": done.step + 1, "event": "skipped", "reason": reason, "position": done.position}
         )
@@ -266,12 +263,11 @@ class Run:
         # Save at once, so that a run killed now does not read that data again when resumed; but
         # only when every rank has read the checkpoint that is replaced.
         self.world.barrier()
-        self.write_checkpoint(best=checkpoint.best)
+        self.save_checkpoint(best=checkpoint.best)
 
     def checkpoint_before(self, step: int) -> Checkpoint:
         """The newest checkpoint up to a step, or else the newest; raises after too many rewinds."""
         self.checkpoints.wait()
-        earlier = self.checkpoints.last(1, up_to=step)
         if self.state.rewinds >= self.config.patience:
             raise Diverged(
                 f"training fails again and again, now at step {step + 1}: it went back "
@@ -279,27 +275,19 @@ class Run:
                 "blame; lower the learning rate or raise the warmup"
             )
 
-        if earlier:
-            return earlier[0]
-
-        newest = self.checkpoints.newest()
-        if newest is None:
+        earlier = self.checkpoints.last(1, up_to=step)
+        checkpoint = earlier[0] if earlier else self.checkpoints.newest()
+        if checkpoint is None:
             raise Diverged(
                 "training fails, and there is no whole checkpoint to go back to; begin a new run"
             )
 
-        return newest
+        return checkpoint
 
     # Checkpoints and the saved model
 
     def save_checkpoint(self, *, best: bool, temporary: bool = False) -> None:
-        """Save a scheduled checkpoint, or a temporary one where the run is interrupted."""
-        if not (self.learner.guard.bad or temporary):
-            self.state.rewinds = 0
-
-        self.write_checkpoint(best, temporary)
-
-    def write_checkpoint(self, best: bool, temporary: bool = False) -> None:
+        """Save a checkpoint; a temporary one where the run is interrupted."""
         # The model comes first, so that wherever there is a checkpoint there is a model to open.
         if self.state.best is None:
             with self.averaged_weights():
@@ -379,10 +367,7 @@ class Run:
             tied = score == state.merit
             best = better or state.best is None or (tied and measured["loss"] < state.best)
 
-            state.stale += 1
-            if better:
-                state.stale = 0
-
+            state.stale = 0 if better else state.stale + 1
             if best:
                 state.best = measured["loss"]
                 state.merit = score
@@ -439,11 +424,7 @@ class Run:
 
     def save_mean_of_checkpoints(self) -> None:
         """Validate the mean of the last checkpoints' weights and save it as the run's model."""
-        count = self.config.keep
-        if count == "all":
-            count = AVERAGED
-
-        last = self.checkpoints.last(count)
+        last = self.checkpoints.last(self.checkpoints.keep or AVERAGED)
         mean = mean_of(last, "model/", dict(self.model.named_parameters()))
         copy_weights(mean, self.model, origin=str(self.config.out))
         measured = self.measure()

@@ -103,16 +103,14 @@ def accumulate(
     return total
 
 
-class Validation(NamedTuple):
-    loss: float
-    """Mean over all targets of the data."""
-    counted: Float[Tensor, "K"]
-    """Sums that the objective counts besides, from which metrics are computed; often none."""
-
-
 @torch.no_grad()
-def validate(objective: nn.Module, data: TrainingData, world: World, parts: int = 1) -> Validation:
-    """Loss and counts over all of the data, without dropout and label smoothing."""
+def validate(
+    objective: nn.Module, data: TrainingData, world: World, parts: int = 1
+) -> tuple[float, Float[Tensor, "K"]]:
+    """The mean loss over all targets of the data, without dropout and label smoothing.
+
+    Beside it, the sums that the objective counts for metrics; often none.
+    """
     objective.eval()
     try:
         total = torch.zeros(1, dtype=torch.float64, device=world.device)
@@ -127,7 +125,7 @@ def validate(objective: nn.Module, data: TrainingData, world: World, parts: int 
             raise ValueError("validation: it has no token to predict; give more text")
 
         total = world.all_reduce(total)
-        return Validation(float(total[0]) / count, total[1:].cpu())
+        return float(total[0]) / count, total[1:].cpu()
     finally:
         reshard(objective)
         objective.train()

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from rich.console import Console
 
@@ -126,18 +126,20 @@ def run_training(
         with world.first_rank_first():
             check_machine(data, run, world, printer)
             resuming = stack.enter_context(claimed_folder(run, world))
-            if resuming and (run.out / RUN).exists():
+            if resuming:
                 check_same_data(run.out, describe_data(data))
 
-            prepared = prepare(build_task, optimizer, run, resuming, fit)
-            task, optimizer, run = prepared
+            task, optimizer, run = prepare(build_task, optimizer, run, resuming, fit)
             for note in (*task.notes, *warmup_notes(optimizer, task, run)):
                 printer.print(note)
 
-            if not run.dry_run:
-                description, changed = describe_run(
-                    prepared, data, resuming, printer, extra_flags or {}
-                )
+            description = describe(task, data, optimizer, run, extra_flags)
+            changes: list[str] = []
+            if resuming:
+                changes = check_resumed(task, optimizer, run, description, printer)
+            elif not run.dry_run:
+                write_description(run.out, description)  # first: it marks the folder as a run's
+                task.tokenizer.write(run.out)
 
         # Plan
         printer.print(plan_table(task, optimizer, run, world))
@@ -146,28 +148,19 @@ def run_training(
 
         # Train
         training = Run.create(task, optimizer, run, world, description=description, console=console)
-        if changed and world.first:  # only now is it certain that the run resumes
+        if changes and world.first:  # only now is it certain that the run resumes
             write_description(run.out, description)
 
-        sample_texts = None
-        if samples is not None and not training.sharded:
-            sample_texts = samples(task)  # with FSDP no process has a whole model to sample from
+        if training.sharded:
+            samples = None  # no process has a whole model to sample from
 
-        result = training_loop(training, sample_texts)
+        result = training_loop(training, samples and samples(task))
 
         # Report
         if result.finished:
             printer.print(report_table(run.out, result, perplexity=task.metric == "loss"))
 
         return result
-
-
-class Prepared(NamedTuple):
-    """A task and the configuration of its run, defaults filled in."""
-
-    task: TrainingTask
-    optimizer: OptimizerConfig
-    run: RunConfig
 
 
 def check_machine(
@@ -210,8 +203,8 @@ def prepare(
     run: RunConfig,
     resuming: bool,
     fit: Fit | None,
-) -> Prepared:
-    """Build the task and fill in the defaults that depend on it."""
+) -> tuple[TrainingTask, OptimizerConfig, RunConfig]:
+    """Build the task; return it with the configuration whose defaults depend on it filled in."""
     folder = None
     if resuming and (run.out / TOKENIZER).exists():
         folder = run.out
@@ -224,7 +217,7 @@ def prepare(
     optimizer = with_defaults(optimizer, task, run, resuming)
     check_supported(task.config, optimizer, run)
 
-    return Prepared(task, optimizer, run)
+    return task, optimizer, run
 
 
 def with_objective(task: TrainingTask, optimizer: OptimizerConfig) -> TrainingTask:
@@ -262,33 +255,19 @@ def check_supported(config: Config, optimizer: OptimizerConfig, run: RunConfig) 
         )
 
 
-def describe_run(
-    prepared: Prepared,
-    data: DataConfig | FinetuneConfig,
-    resuming: bool,
+def check_resumed(
+    task: TrainingTask,
+    optimizer: OptimizerConfig,
+    run: RunConfig,
+    description: dict[str, Any],
     console: Console,
-    extra_flags: dict[str, Any],
-) -> tuple[dict[str, Any], bool]:
-    """Write run.json and the tokenizer of a new run; check those of a resumed one.
-
-    Returns:
-        The content of run.json, and whether that of a resumed run is to change.
-    """
-    task, optimizer, run = prepared
-    order = task.training.order_version
-    content = describe(task, data, optimizer, run)
-    content["run"] |= extra_flags
-    if not resuming:
-        # run.json comes first: it marks the folder as a run's.
-        write_description(run.out, content)
-        task.tokenizer.write(run.out)
-        return content, False
-
-    changes = check_same_run(run.out, content)
+) -> list[str]:
+    """Check that this resumes the run in the folder; print and return what changes in run.json."""
+    changes = check_same_run(run.out, description)
     before = read_description(run.out)
     reached = check_steps(run.out, run.steps, counted_in_epochs=bool(task.steps))
     if reached < run.steps:
-        check_order(run.out, before["order"], order)
+        check_order(run.out, before["order"], description["order"])
 
     for change in changes:
         console.print(f"Changed: {change}.")
@@ -297,4 +276,4 @@ def describe_run(
     if jump is not None:
         console.print(jump)
 
-    return content, bool(changes)
+    return changes

@@ -21,7 +21,6 @@ from qkv.training.loop import TrainingResult, training_loop
 from qkv.training.resilience.checkpoint_writer import Checkpoints
 from qkv.training.run import Run
 from qkv.training.setup.objective_setup import should_compile
-from qkv.training.step import Validation
 from support.small_training import MODELS, TrainingJob, model_of, rows_of, same_bits, small_job
 
 
@@ -99,9 +98,7 @@ def test_a_validation_loss_of_nan_is_never_the_best(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     losses = iter([math.nan, 3.0, math.nan])
-    monkeypatch.setattr(
-        "qkv.training.run.validate", lambda *_: Validation(next(losses), torch.zeros(0))
-    )
+    monkeypatch.setattr("qkv.training.run.validate", lambda *_: (next(losses), torch.zeros(0)))
     outcome = small_job("gpt", tmp_path).start()
     assert outcome is not None
     assert outcome.validation_loss == 3.0

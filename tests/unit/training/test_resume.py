@@ -194,11 +194,11 @@ def test_a_disk_that_fills_up_during_the_run(
     original_open = Metrics.open
     full = True
 
-    def staging(parent: Path, needed: int, content: str) -> Any:
+    def staging(parent: Path, needed: int, content: str, name: str | None = None) -> Any:
         if full and content == what:
             raise storage.DiskFull(storage.no_room(parent, needed, content))
 
-        return original_staging(parent, needed, content)
+        return original_staging(parent, needed, content, name)
 
     class FullFile:
         def write(self, line: Any) -> int:

@@ -100,12 +100,8 @@ def finetune(
 
 def assemble(tune: FinetuneConfig, run: FinetuneRunConfig) -> TrainingTask:
     """The training task of a fine-tuning."""
-    if tune.task == "chat":
-        return chat_task(tune, run)
-    if tune.task == "translate":
-        return translation_task(tune, run)
-
-    return labelled_task(tune, run)
+    tasks = {"chat": chat_task, "translate": translation_task}
+    return tasks.get(tune.task, labelled_task)(tune, run)
 
 
 def to_run_config(run: FinetuneRunConfig) -> RunConfig:
@@ -132,18 +128,13 @@ def with_metrics(
 
     head = model.task
     metrics = {"loss": loss, **measures(head, counted)}
-    matrix = None
-    matrix_rows = None
-    if head.labels:
-        matrix = confusion(head, counted)
-        matrix_rows = matrix.astype(int).tolist()
-
+    matrix = confusion(head, counted) if head.labels else None
     scores = {
         "metric": task.metric,
         "measured": metrics,
         "labels": head.labels,
         "steps": outcome.steps,
-        "confusion": matrix_rows,
+        "confusion": None if matrix is None else matrix.astype(int).tolist(),
     }
     storage.write_text(run.out / SCORES, json.dumps(scores, indent=1, ensure_ascii=False))
 

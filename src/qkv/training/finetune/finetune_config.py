@@ -144,6 +144,8 @@ class FinetuneConfig:
                 f"train: {self.task} puts no head on the model; "
                 "expected everything, last or adapters"
             )
+        if self.metric not in (None, "loss"):
+            raise ValueError(f"metric: {self.task} is judged by its loss, not by {self.metric}")
 
     def check_numbers(self) -> None:
         """Numbers and classes must suit the task."""

@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
+from operator import attrgetter
 from typing import Any, NamedTuple, TypeVar
 
 from qkv.data.batches.framing import FramedExamples
@@ -14,6 +15,7 @@ from qkv.data.batches.order import random_generator
 from qkv.data.sources.examples import Example, open_examples
 from qkv.data.sources.source import Source
 from qkv.training.finetune.finetune_config import FinetuneConfig
+from qkv.training.setup.training_task import sizes_note
 
 MOST_HELD_OUT = 2_000
 LISTED_LABELS = 8
@@ -31,24 +33,28 @@ class Examples(NamedTuple):
     """Whether the labels are numbers, not classes."""
 
 
-def read_all(tune: FinetuneConfig, open_named: Callable[[Sequence[str]], Source[Any]]) -> Examples:
-    """Everything that the data and the validation data name; nothing is held out yet."""
+def open_data(
+    tune: FinetuneConfig, open_named: Callable[[Sequence[str]], Source[Any]]
+) -> tuple[Source[Any], Source[Any] | None, dict[str, str]]:
+    """The data, the validation data if they are named, and the fingerprints of their files."""
     source = open_named(tune.data)
-    examples = Examples(list(source), [], source.fingerprint())
+    sources = source.fingerprint()
     if not tune.validation:
-        return examples
+        return source, None, sources
 
     validation = open_named(tune.validation)
-    sources = examples.sources | validation_fingerprint(validation)
-    return Examples(examples.training, list(validation), sources)
+    for name, value in validation.fingerprint().items():
+        sources[f"validation {name}"] = value
+
+    return source, validation, sources
 
 
 def read_examples(tune: FinetuneConfig, seed: int) -> Examples:
     """Read and check all examples; then hold some out, and choose those to train on."""
     columns: dict[str, Any] = {"text": tune.text, "pair": tune.pair, "label": tune.label}
-    training, validation, sources, _ = read_all(
-        tune, partial(open_examples, task=tune.task, **columns)
-    )
+    source, named, sources = open_data(tune, partial(open_examples, task=tune.task, **columns))
+    training = list(source)
+    validation = list(named or ())
 
     # Numbers or classes
     numbers = has_numbers(tune, training, validation)
@@ -56,7 +62,7 @@ def read_examples(tune: FinetuneConfig, seed: int) -> Examples:
     by_class: Callable[[Example], object] | None = None
     if tune.task in ("classify", "pair", "similarity") and not numbers:
         labels = class_names(training, validation, tune.task)[0]
-        by_class = label_of
+        by_class = attrgetter("label")
 
     if not tune.validation:
         training, validation = split(training, tune.held_out, by_class)
@@ -75,15 +81,6 @@ def read_examples(tune: FinetuneConfig, seed: int) -> Examples:
     return Examples(training, validation, sources, numbers)
 
 
-def label_of(example: Example) -> object:
-    return example.label
-
-
-def validation_fingerprint(source: Source[Any]) -> dict[str, str]:
-    """The fingerprint of validation data, under other names than that of training data."""
-    return {f"validation {name}": value for name, value in source.fingerprint().items()}
-
-
 def check_enough(requested: int, available: int) -> None:
     if requested > available:
         raise ValueError(f"examples: there are {available:,} to train on, not {requested:,}")
@@ -97,36 +94,24 @@ def split(
     At least two of each `kind` stay to be trained on.
     """
     count = min(MOST_HELD_OUT, max(1, round(fraction * len(examples))))
-    remaining: Counter[object] = Counter()
-    if kind is not None:
-        remaining = Counter(map(kind, examples))
-
-    # Choose at random
+    order = random_generator("held out", 0, 0).permutation(len(examples)).tolist()
     chosen: set[int] = set()
-    for index in random_generator("held out", 0, 0).permutation(len(examples)).tolist():
-        if len(chosen) == count:
-            break
-        if kind is None:
-            chosen.add(index)
-        elif remaining[kind(examples[index])] > 2:
-            chosen.add(index)
-            remaining[kind(examples[index])] -= 1
+    if kind is None:
+        chosen = set(order[:count])
+    else:
+        remaining = Counter(map(kind, examples))
+        for index in order:
+            if len(chosen) < count and remaining[kind(examples[index])] > 2:
+                chosen.add(index)
+                remaining[kind(examples[index])] -= 1
 
     if not chosen or len(chosen) == len(examples):
         raise ValueError(
             f"data: {len(examples)} examples are too few to hold some out; give --validation"
         )
 
-    # Distribute
-    training: list[Item] = []
-    held_out: list[Item] = []
-    for index, example in enumerate(examples):
-        if index in chosen:
-            held_out.append(example)
-        else:
-            training.append(example)
-
-    return training, held_out
+    training = [example for index, example in enumerate(examples) if index not in chosen]
+    return training, [examples[index] for index in sorted(chosen)]
 
 
 def has_numbers(
@@ -152,25 +137,21 @@ def has_fraction(example: Example) -> bool:
 
 
 def example_notes(
-    training: Sequence[Example],
-    validation: Sequence[Example],
-    labels: Sequence[str],
-    framed: Sequence[FramedExamples],
-    context: int,
+    training: FramedExamples, validation: FramedExamples, labels: Sequence[str], context: int
 ) -> list[str]:
     """Notes about the examples to print: how many, which classes, what is cut."""
-    note = f"{len(training):,} examples to train on, {len(validation):,} to validate on"
+    note = sizes_note(training, validation, "examples")
     if labels:
         note += f", {len(labels)} classes: {', '.join(labels[:LISTED_LABELS])}"
     if len(labels) > LISTED_LABELS:
         note += f" and {len(labels) - LISTED_LABELS} more"
 
     notes = [note]
-    cut = sum(part.cut for part in framed)
+    cut = training.cut + validation.cut
     if cut:
         notes.append(f"{cut:,} examples are longer than {context:,} tokens, and are cut to them")
 
-    words_cut = sum(part.words_cut for part in framed)
+    words_cut = training.words_cut + validation.words_cut
     if words_cut:
         notes.append(f"{words_cut:,} words lie beyond that, and are neither learned nor counted")
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from qkv import artifact
-from qkv.data.batches.framing import Frame, FramedExamples
+from qkv.data.batches.framing import Frame
 from qkv.data.batches.labelled import LabelledData, Targets
 from qkv.data.batches.labels import (
     balanced_weights,
@@ -23,13 +23,13 @@ from qkv.models.convert.hf_folder import read_json
 from qkv.models.model import Model, backbone_of
 from qkv.models.registry import with_weights
 from qkv.models.task_model import TaskModelConfig, backbone_for
-from qkv.models.variants.resize_vocabulary import with_vocabulary
 from qkv.text import Tokenizer
 from qkv.training.finetune.finetune_config import FinetuneConfig, FinetuneRunConfig
 from qkv.training.finetune.finetune_examples import Examples, example_notes, read_examples
 from qkv.training.finetune.task_metrics import measures
 from qkv.training.finetune.task_objective import TaskObjective
 from qkv.training.finetune.tuned_task import (
+    Pretrained,
     length_multiple,
     open_pretrained,
     padding_id,
@@ -39,157 +39,123 @@ from qkv.training.finetune.tuned_task import (
 )
 from qkv.training.setup.training_task import TrainingTask
 
-NEW_MARKS = ("[begin]", "[delimiter]", "[extract]")
+NEW_MARKS = {"start": "[begin]", "delimiter": "[delimiter]", "extract": "[extract]"}
 LANGUAGE = 0.5
 """Weight of GPT-1's auxiliary language loss."""
 HEAD_DROPOUT = 0.1
-
-
-class Labels(NamedTuple):
-    """Classes, or the offset and scale of numbers."""
-
-    names: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
-    offset: float = 0.0
-    scale: float = 1.0
-
-
-class TaskMarks(NamedTuple):
-    """A backbone and tokenizer with the ids of the special tokens around texts."""
-
-    backbone: Any
-    """A GPT or a BERT."""
-    tokenizer: Tokenizer
-    start: int | None
-    delimiter: int
-    extract: int
 
 
 def labelled_task(tune: FinetuneConfig, run: FinetuneRunConfig) -> TrainingTask:
     """The training task of a head on a GPT or a BERT."""
     # Examples, and the pre-trained model
     examples = read_examples(tune, run.seed)
-    labels = find_labels(examples, tune.task)
+    labels, label_notes = find_labels(examples, tune.task)
     pretrained = open_pretrained(tune.model)
-    backbone = backbone_of(pretrained.model)
-    if backbone.has_source:
+    pretrained = pretrained._replace(model=backbone_of(pretrained.model))
+    if pretrained.model.has_source:
         raise ValueError(
             f"model: {tune.model} is an encoder-decoder; {tune.task} expects a GPT or a BERT"
         )
 
     # The model with its head
-    marks = add_marks(backbone, pretrained.tokenizer, tune, run.seed)
-    tokenizer = marks.tokenizer
-    config = task_model_config(tune, marks, labels)
-    language = language_weight(tune, marks.backbone)
-    model = build_task_model(config, marks.backbone, tune, run.seed)
+    pretrained, marks = add_marks(pretrained, tune, run.seed)
+    config = task_model_config(tune, pretrained, **marks, **labels)
+    language = language_weight(tune, pretrained.model)
+    model = build_task_model(config, pretrained.model, tune, run.seed)
 
     # Batches
-    batches = partial(build_batches, tune, run, config, tokenizer, examples.numbers)
-    framed, data = batches(examples.training)
-    framed_validation, validation_data = batches(examples.validation)
-    notes = example_notes(
-        examples.training,
-        examples.validation,
-        labels.names,
-        (framed, framed_validation),
-        config.context,
-    )
+    batches = partial(build_batches, run, config, pretrained.tokenizer)
+    data = batches(examples.training)
+    validation = batches(examples.validation)
+    names = config.head.labels
+    notes = example_notes(data.framed, validation.framed, names, config.context)
 
     objective = partial(
         TaskObjective,
         language=language,
-        class_weights=find_class_weights(tune, labels.names, data.targets),
+        class_weights=find_class_weights(tune, names, data.targets),
     )
 
     return tuned_task(
         tune,
         run,
-        model,
-        tokenizer,
-        (data, validation_data),
-        pretrained.fingerprint(examples.sources, tokenizer),
-        (*labels.notes, *notes),
+        pretrained._replace(model=model),
+        (data, validation),
+        examples.sources,
+        (*label_notes, *notes),
         language_loss=language > 0,
-        length=max(1, len(framed.ids) // len(framed)),
+        length=max(1, len(data.framed.ids) // len(data.framed)),
         objective=objective,
         measure=partial(measures, config.head),
         metric=find_metric(tune, config.head),
     )
 
 
-def find_labels(examples: Examples, task: str) -> Labels:
-    """The classes of the examples, or the mean and spread of their numbers."""
+def find_labels(examples: Examples, task: str) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """The head's classes, or the offset and scale of its numbers; and notes on them."""
     if not examples.numbers:
-        return Labels(*class_names(examples.training, examples.validation, task))
+        names, notes = class_names(examples.training, examples.validation, task)
+        return {"labels": names}, notes
 
     numbers = label_numbers(examples.training)
     offset, scale = mean_and_deviation(numbers, examples.training[0].where)
-    return Labels(offset=offset, scale=scale)
+    return {"offset": offset, "scale": scale}, ()
 
 
 def build_batches(
-    tune: FinetuneConfig,
     run: FinetuneRunConfig,
     config: TaskModelConfig,
     tokenizer: Tokenizer,
-    has_numbers: bool,
     examples: Sequence[Example],
-) -> tuple[FramedExamples, LabelledData]:
-    """Examples as rows of tokens, and the batches of them."""
+) -> LabelledData:
+    """Batches of examples, which are framed as rows of tokens."""
     head = config.head
     frame = Frame(**config.frame)
     framed = frame.encode(tokenizer, examples)
     targets: Any
     numbers = None
-    if has_numbers:
+    if head.numbers:
         targets = [0] * len(examples)
         # In the head's own units: numbers far from zero would lose their digits in float32.
         numbers = (label_numbers(examples) - head.offset) / head.scale
     else:
-        targets = label_targets(examples, head.labels, tune.task)
+        targets = label_targets(examples, head.labels, head.task)
 
-    data = LabelledData(
-        framed,
-        targets,
-        numbers,
-        frame,
-        run.batch,
-        run.seed,
-        multiple=length_multiple(run.device),
-    )
-
-    return framed, data
+    multiple = length_multiple(run.device)
+    return LabelledData(framed, targets, numbers, frame, run.batch, run.seed, multiple=multiple)
 
 
 # Special tokens and head
 
 
-def add_marks(backbone: Any, tokenizer: Tokenizer, tune: FinetuneConfig, seed: int) -> TaskMarks:
-    """Choose the special tokens around texts; new ones enlarge the vocabulary."""
+def add_marks(
+    pretrained: Pretrained, tune: FinetuneConfig, seed: int
+) -> tuple[Pretrained, dict[str, int | None]]:
+    """The model with the special tokens around texts, and their ids as fields of the head."""
+    causal = pretrained.model.is_causal
     new = tune.marks == "new" or (tune.marks is None and tune.train == "everything")
-    if backbone.is_causal and new:
-        tokenizer = tokenizer.with_special_tokens(NEW_MARKS)
-        start, delimiter, extract = map(tokenizer.id, NEW_MARKS)
-        assert delimiter is not None
-        assert extract is not None
-        vocabulary = max(backbone.config.vocabulary, tokenizer.vocabulary)
-        larger = with_vocabulary(backbone, vocabulary, seed)
-        return TaskMarks(larger, tokenizer, start, delimiter, extract)
+    if causal and new:
+        pretrained = pretrained.with_special_tokens(tuple(NEW_MARKS.values()), seed)
+        find = pretrained.tokenizer.id
+        return pretrained, {name: find(token) for name, token in NEW_MARKS.items()}
 
+    tokenizer = pretrained.tokenizer
     if tokenizer.end is None:
         raise ValueError("marks: the tokenizer has no token that ends a text; expected new")
-    if not backbone.is_causal and tokenizer.start is None:
+    if not causal and tokenizer.start is None:
         raise ValueError(
             "model: its tokenizer has no token that starts a text, which a BERT reads first"
         )
 
-    return TaskMarks(backbone, tokenizer, tokenizer.start, tokenizer.end, tokenizer.end)
+    end = tokenizer.end
+    return pretrained, {"start": tokenizer.start, "delimiter": end, "extract": end}
 
 
-def task_model_config(tune: FinetuneConfig, marks: TaskMarks, labels: Labels) -> TaskModelConfig:
-    """The configuration of backbone and head."""
-    backbone = marks.backbone
+def task_model_config(
+    tune: FinetuneConfig, pretrained: Pretrained, **fields: Any
+) -> TaskModelConfig:
+    """The configuration of backbone and head; `fields` are the head's marks and labels."""
+    backbone = pretrained.model
     pooling = tune.pooling or default_pooling(tune.model, backbone)
     dropout = tune.dropout
     if dropout is None:
@@ -197,17 +163,12 @@ def task_model_config(tune: FinetuneConfig, marks: TaskMarks, labels: Labels) ->
 
     head = HeadConfig(
         task=tune.task,  # type: ignore[arg-type]
-        labels=labels.names,
         pooling=pooling,
         dropout=dropout,
         bias=not backbone.is_causal or tune.task == "tag",
-        start=marks.start,
-        delimiter=marks.delimiter,
-        extract=marks.extract,
-        padding=padding_id(marks.tokenizer),
+        padding=padding_id(pretrained.tokenizer),
         context=tune.context,
-        offset=labels.offset,
-        scale=labels.scale,
+        **fields,
     )
 
     pooler = pooling == "first" and tune.task != "tag"

@@ -13,19 +13,11 @@ from qkv.data.batches.chat import (
 )
 from qkv.data.batches.order import random_generator
 from qkv.data.sources.source import open_pairs
-from qkv.models.model import Model
 from qkv.models.registry import Config, with_weights
-from qkv.models.variants.resize_vocabulary import with_vocabulary
-from qkv.text import Tokenizer
 from qkv.training.finetune.finetune_config import FinetuneConfig, FinetuneRunConfig
-from qkv.training.finetune.finetune_examples import (
-    Examples,
-    check_enough,
-    read_all,
-    split,
-    validation_fingerprint,
-)
+from qkv.training.finetune.finetune_examples import Examples, check_enough, open_data, split
 from qkv.training.finetune.tuned_task import (
+    Pretrained,
     length_multiple,
     open_pretrained,
     padding_id,
@@ -33,7 +25,7 @@ from qkv.training.finetune.tuned_task import (
     tuned_task,
     with_dropout,
 )
-from qkv.training.setup.training_task import TrainingTask, read_pairs
+from qkv.training.setup.training_task import TrainingTask, read_pairs, sizes_note
 
 LONGEST_CHAT = 1024
 CHAT_MARKS = ("<|im_start|>", "<|im_end|>")
@@ -54,16 +46,24 @@ def chat_task(tune: FinetuneConfig, run: FinetuneRunConfig) -> TrainingTask:
         raise ValueError(f"model: {tune.model} cannot chat; chat expects a GPT without memory")
 
     # A chat template, with new tokens if the tokenizer has none
-    tokenizer = pretrained.tokenizer
     notes: list[str] = []
-    if tokenizer.chat_template is None:
-        model, tokenizer = add_chat_template(model, tokenizer, tune, run.seed)
+    if pretrained.tokenizer.chat_template is None:
+        if tune.train != "everything":
+            raise ValueError(
+                "train: the tokens of a chat are new to this model, so all of it must be trained; "
+                "expected everything"
+            )
+
+        pretrained = pretrained.with_special_tokens(
+            CHAT_MARKS, run.seed, chat_template=CHAT_TEMPLATE
+        )
         notes.append(
             "the tokenizer had no chat template: it now has a plain one, "
             f"and {' and '.join(CHAT_MARKS)}"
         )
 
     # Batches
+    tokenizer = pretrained.tokenizer
     context = min(tune.context or LONGEST_CHAT, model.config.context)
 
     def batches(conversations: Sequence[Conversation]) -> ConversationData:
@@ -78,10 +78,7 @@ def chat_task(tune: FinetuneConfig, run: FinetuneRunConfig) -> TrainingTask:
 
     training = batches(conversations.training)
     validation = batches(conversations.validation)
-    notes.append(
-        f"{len(conversations.training):,} conversations to train on, "
-        f"{len(conversations.validation):,} to validate on"
-    )
+    notes.append(sizes_note(conversations.training, conversations.validation, "conversations"))
     cut = training.cut + validation.cut
     if cut:
         notes.append(f"{cut:,} conversations are longer than {context:,} tokens and are truncated")
@@ -92,31 +89,16 @@ def chat_task(tune: FinetuneConfig, run: FinetuneRunConfig) -> TrainingTask:
             f"{left_out:,} conversations have no answer within {context:,} tokens, and are left out"
         )
 
-    fingerprint = pretrained.fingerprint(conversations.sources, tokenizer)
     data = (training, validation)
 
-    return language_task(tune, run, model, tokenizer, data, fingerprint, notes)
-
-
-def add_chat_template(
-    model: Any, tokenizer: Tokenizer, tune: FinetuneConfig, seed: int
-) -> tuple[Model, Tokenizer]:
-    """Model and tokenizer with a plain chat template and its two new tokens."""
-    if tune.train != "everything":
-        raise ValueError(
-            "train: the tokens of a chat are new to this model, so all of it must be trained; "
-            "expected everything"
-        )
-
-    tokenizer = tokenizer.with_special_tokens(CHAT_MARKS, chat_template=CHAT_TEMPLATE)
-    larger = with_vocabulary(model, max(model.config.vocabulary, tokenizer.vocabulary), seed)
-
-    return larger, tokenizer
+    return language_task(tune, run, pretrained, data, conversations.sources, notes)
 
 
 def read_conversations(tune: FinetuneConfig, seed: int) -> Examples:
     """Read all conversations, hold some out, and choose those to train on."""
-    training, validation, sources, _ = read_all(tune, open_conversations)
+    source, named, sources = open_data(tune, open_conversations)
+    training = list(source)
+    validation = list(named or ())
     if not tune.validation:
         training, validation = split(training, tune.held_out)
 
@@ -132,7 +114,6 @@ def translation_task(tune: FinetuneConfig, run: FinetuneRunConfig) -> TrainingTa
     """Pairs for an encoder-decoder, with the tokenizer that it has."""
     pretrained = open_pretrained(tune.model)
     model = pretrained.model
-    tokenizer = pretrained.tokenizer
     if not model.has_source:
         raise ValueError(
             f"model: {tune.model} is no encoder-decoder; "
@@ -141,53 +122,32 @@ def translation_task(tune: FinetuneConfig, run: FinetuneRunConfig) -> TrainingTa
     if tune.examples is not None:
         raise ValueError("examples: translate trains on all pairs; give a smaller file")
 
-    source = open_pairs(tune.data)
-    sources = source.fingerprint()
-    validation = None
-    if tune.validation:
-        validation = open_pairs(tune.validation)
-        sources = sources | validation_fingerprint(validation)
-
+    source, validation, sources = open_data(tune, open_pairs)
     context = getattr(model.config, "context", None)
-    paired = read_pairs(
-        source,
-        validation,
-        tokenizer,
-        tune.held_out,
-        rows=run.batch,
-        seed=run.seed,
-        context=context,
+    options = {"rows": run.batch, "seed": run.seed, "context": context}
+    training, validating, left_out = read_pairs(
+        source, validation, pretrained.tokenizer, tune.held_out, **options
     )
-    notes = [
-        f"{len(paired.training.pairs):,} pairs to train on, "
-        f"{len(paired.validation.pairs):,} to validate on"
-    ]
-    if paired.left_out:
-        notes.append(f"{paired.left_out}, and are left out")
+    notes = [sizes_note(training.pairs, validating.pairs, "pairs"), *left_out]
 
-    fingerprint = pretrained.fingerprint(sources, tokenizer)
-
-    return language_task(tune, run, model, tokenizer, paired, fingerprint, notes)
+    return language_task(tune, run, pretrained, (training, validating), sources, notes)
 
 
 def language_task(
     tune: FinetuneConfig,
     run: FinetuneRunConfig,
-    model: Model,
-    tokenizer: Tokenizer,
+    pretrained: Pretrained,
     data: tuple[Any, Any],
-    fingerprint: str,
+    sources: dict[str, str],
     notes: list[str],
 ) -> TrainingTask:
     """The training task that continues the training of a model."""
-    if tune.metric not in (None, "loss"):
-        raise ValueError(f"metric: {tune.task} is judged by its loss, not by {tune.metric}")
-
-    config: Config = with_dropout(model.config, tune)
+    config: Config = with_dropout(pretrained.model.config, tune)
     if tune.scratch:
-        initial = seeded_model(config, run.seed)
+        model = seeded_model(config, run.seed)
     else:
-        initial = with_weights(config, model.state_dict())
+        model = with_weights(config, pretrained.model.state_dict())
 
+    start = pretrained._replace(model=model)
     length = getattr(data[0], "length", None)
-    return tuned_task(tune, run, initial, tokenizer, data, fingerprint, notes, length=length)
+    return tuned_task(tune, run, start, data, sources, notes, length=length)

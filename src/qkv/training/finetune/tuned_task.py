@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
@@ -19,6 +19,7 @@ from qkv.checkpoint import ADAPTER, absolute
 from qkv.models.convert.peft import write_adapter
 from qkv.models.model import Model
 from qkv.models.registry import Config, build
+from qkv.models.variants.resize_vocabulary import with_vocabulary
 from qkv.nn.lora import merge_adapters
 from qkv.text import Tokenizer
 from qkv.training.finetune.finetune_config import USUAL_WARMUP, FinetuneConfig, FinetuneRunConfig
@@ -40,10 +41,17 @@ class Pretrained(NamedTuple):
     tokenizer: Tokenizer
     checksum: str
 
-    def fingerprint(self, sources: Mapping[str, str], tokenizer: Tokenizer) -> str:
+    def fingerprint(self, sources: Mapping[str, str]) -> str:
         """Checksum of weights, data and tokenizer; files may be renamed when a run is resumed."""
-        facts = [self.checksum, list(sources.values()), tokenizer.fingerprint]
+        facts = [self.checksum, list(sources.values()), self.tokenizer.fingerprint]
         return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+
+    def with_special_tokens(self, names: Sequence[str], seed: int, **options: Any) -> Pretrained:
+        """With new tokens, which enlarge the vocabulary; `options` are those of the tokenizer."""
+        tokenizer = self.tokenizer.with_special_tokens(names, **options)
+        vocabulary = max(self.model.config.vocabulary, tokenizer.vocabulary)
+        larger = with_vocabulary(self.model, vocabulary, seed)
+        return Pretrained(larger, tokenizer, self.checksum)
 
 
 def open_pretrained(name: str) -> Pretrained:
@@ -62,17 +70,20 @@ def seeded_model(config: Config, seed: int) -> Model:
 def tuned_task(
     tune: FinetuneConfig,
     run: FinetuneRunConfig,
-    model: Model,
-    tokenizer: Tokenizer,
+    start: Pretrained,
     data: tuple[TrainingData, TrainingData],
-    fingerprint: str,
+    sources: Mapping[str, str],
     notes: Iterable[str],
     *,
     language_loss: bool = True,
     length: int | None = None,
     **options: Any,
 ) -> TrainingTask:
-    """The task of training a model on, with what is frozen; `options` are other fields of it."""
+    """The task of training a model on, with what is frozen; `options` are other fields of it.
+
+    `start` has the model and tokenizer as they are trained, with a new head and tokens.
+    """
+    model, tokenizer, _ = start
     trained_fraction = freeze(model, tune, language_loss=language_loss, seed=run.seed)
     config = model.config
     save = None
@@ -90,7 +101,7 @@ def tuned_task(
         config,
         tokenizer,
         *data,
-        fingerprint,
+        start.fingerprint(sources),
         workload,
         notes=(*tune.unused(), *notes),
         initial_model=lambda: model,

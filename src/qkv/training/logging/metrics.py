@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from io import FileIO
 from pathlib import Path
@@ -51,7 +50,7 @@ class Metrics:
         if self.file is None:
             self.file = self.open()
 
-        line = to_line(row)
+        line = to_line(row).encode()
         try:
             remaining = memoryview(line)
             while remaining:  # a nearly full disk takes a part and refuses the rest
@@ -86,21 +85,19 @@ class Metrics:
 
     def rows_up_to(self, step: int, keep_events: bool) -> list[dict[str, Any]]:
         """The rows that stay in a rewind."""
-        rows = self.intact_rows()
-        last = -1
-        for index, row in enumerate(rows):
+        past: list[dict[str, Any]] = []
+        later: list[dict[str, Any]] = []  # events after the last row that stays
+        for row in self.intact_rows():
             if row["step"] <= step:
-                last = index
+                past += [*later, row]
+                later = []
+            elif "event" in row:
+                later.append(row)
 
-        remaining: list[dict[str, Any]] = []
-        for index, row in enumerate(rows):
-            if row["step"] <= step or ("event" in row and (keep_events or index < last)):
-                remaining.append(row)
-
-        return remaining
+        return past + later if keep_events else past
 
     def intact_rows(self) -> list[dict[str, Any]]:
-        return [row for _, row in parse(self.path) if row is not None]
+        return [row for row in parse(self.path) if row is not None]
 
     def close(self) -> None:
         self.close_file()
@@ -116,7 +113,7 @@ class Metrics:
 
     def open(self) -> FileIO:
         """The file, without a half line at its end, to append to without a buffer."""
-        if self.path.exists() and not ends_in_newline(self.path):
+        if self.path.exists() and not self.path.read_bytes().endswith(b"\n"):
             self.replace(self.intact_rows())
 
         return FileIO(self.path, "a")
@@ -124,55 +121,42 @@ class Metrics:
     def replace(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Write the file anew, atomically."""
         self.close_file()
-        with storage.staging(
-            self.folder, self.path.stat().st_size, f"a new {METRICS_FILE}"
-        ) as folder:
-            new = folder / METRICS_FILE
-            with new.open("wb") as file:
-                file.writelines(map(to_line, rows))
-
-            storage.flush(new)
-            storage.move(new, self.path)
+        storage.write_text(self.path, "".join(map(to_line, rows)))
 
 
 def read_metrics(folder: Path | str) -> list[dict[str, Any]]:
     """All rows of a run's metrics, in the order they were written; also of a run in progress."""
     path = Path(folder) / METRICS_FILE
-    rows: list[dict[str, Any]] = []
-    damaged: int | None = None
+    rows = list(parse(path))
+    if rows and rows[-1] is None:  # only the last line may be half written
+        rows.pop()
 
-    for number, row in parse(path):
-        if damaged is not None:  # only the last line may be half written
-            raise ValueError(
-                f"{path}:{damaged}: expected a JSON object with a step; "
-                "the line is damaged: remove it and try again"
-            )
-
-        if row is None:
-            damaged = number
-        else:
-            rows.append(row)
+    if None in rows:
+        raise ValueError(
+            f"{path}:{rows.index(None) + 1}: expected a JSON object with a step; "
+            "the line is damaged: remove it and try again"
+        )
 
     return rows
 
 
-def parse(path: Path) -> Iterator[tuple[int, dict[str, Any] | None]]:
-    """Line numbers and rows; None for a line that is not a row."""
+def parse(path: Path) -> Iterator[Any]:
+    """The row of each line; None for a line that is not a row."""
     with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
+        for line in file:
             try:
                 row = json.loads(line)
             except ValueError:  # not JSON, or not even UTF-8
                 row = None
 
             if isinstance(row, dict) and isinstance(row.get("step"), int):
-                yield number, {name: from_json(name, value) for name, value in row.items()}
+                yield {name: from_json(name, value) for name, value in row.items()}
             else:
-                yield number, None
+                yield None
 
 
-def to_line(row: Mapping[str, Any]) -> bytes:
-    return (json.dumps(to_plain_json(row), allow_nan=False) + "\n").encode()
+def to_line(row: Mapping[str, Any]) -> str:
+    return json.dumps(to_plain_json(row), allow_nan=False) + "\n"
 
 
 def to_plain_json(value: Any) -> Any:
@@ -197,12 +181,3 @@ def from_json(name: str, value: Any) -> Any:
         return NOT_FINITE.get(value, value)
 
     return value
-
-
-def ends_in_newline(path: Path) -> bool:
-    with path.open("rb") as file:
-        if file.seek(0, os.SEEK_END) == 0:
-            return True
-
-        file.seek(-1, os.SEEK_END)
-        return file.read(1) == b"\n"

@@ -5,14 +5,15 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from datetime import timedelta
-from typing import Any, NamedTuple
+from typing import Any
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
+from rich.table import Column
 from rich.text import Text
 
 from qkv.tables import Table
@@ -25,15 +26,6 @@ REFRESH = 4
 NONE = "-"
 
 
-class BestValidation(NamedTuple):
-    """The best validation so far."""
-
-    merits: tuple[float, float]
-    """The metric as a number where higher is better, then minus the loss."""
-    value: float
-    step: int
-
-
 class Progress:
     """Shows the rows of metrics, as often as it can be read.
 
@@ -44,7 +36,6 @@ class Progress:
         self,
         steps: int,
         *,
-        start: int = 0,
         console: Console | None = None,
         every: int = 10,
         active: bool = True,
@@ -56,7 +47,7 @@ class Progress:
         # Colours forced on for a log file do not make it a terminal.
         self.console = console or Console(force_terminal=sys.stdout.isatty())
         self.steps = steps
-        self.current = start
+        self.current = 0
         self.every = every
         self.active = active
         self.metric = metric
@@ -68,7 +59,9 @@ class Progress:
         self.validation_loss: float | None = None
         self.other_metrics: dict[str, float] = {}
         """Metrics of the last validation besides the loss."""
-        self.best: BestValidation | None = None
+        self.best_merits = (-math.inf, -math.inf)
+        """Of the best validation: the metric, where higher is better, then minus the loss."""
+        self.best = NONE
 
         # Time and display
         self.started = time.monotonic()
@@ -138,7 +131,7 @@ class Progress:
             for name, value in self.other_metrics.items():
                 line += f"  {name.replace('_', ' ')} {number(value)}"
 
-            self.print(f"{line}  best {self.best_text()}")
+            self.print(f"{line}  best {self.best}")
 
     def observe_validation(self, row: Mapping[str, Any]) -> None:
         loss = row["validation_loss"]
@@ -151,10 +144,10 @@ class Progress:
         if self.metric not in measured:
             return
 
-        score = merit(measured, self.metric)
-        merits = (score, -loss)  # of equal scores the lower loss is better
-        if math.isfinite(score) and (self.best is None or merits > self.best.merits):
-            self.best = BestValidation(merits, measured[self.metric], row["step"])
+        merits = (merit(measured, self.metric), -loss)  # of equal scores the lower loss is better
+        if math.isfinite(merits[0]) and merits > self.best_merits:
+            self.best_merits = merits
+            self.best = f"{number(measured[self.metric])} at step {row['step']}"
 
     def log(self, text: str) -> None:
         """Print a line that stays, above the live display."""
@@ -171,20 +164,26 @@ class Progress:
             for text in texts:
                 self.print("  | " + visible(text).replace("\n", "\n  | "))
         else:
-            lines = Group(*separated([Text(self.writable(text)) for text in texts]))
+            dot = Text.from_markup("\n[dim]·[/]\n")
+            lines = dot.join(Text(self.writable(text)) for text in texts)
             self.print(Panel(lines, title=Text(self.writable(title)), title_align="left"))
 
     # What is shown
 
     def line(self) -> str:
         """The last step as a plain line."""
-        row = self.row
+        speed, utilisation, memory = self.costs()
         return (
             f"{self.position(self.current)}  loss {number(self.loss)}  "
-            f"tokens/s {count(row.get('tokens_per_second'))}  "
-            f"utilisation {percent(row.get('utilisation'))}  memory {size(row.get('memory'))}  "
+            f"tokens/s {speed}  utilisation {utilisation}  memory {memory}  "
             f"elapsed {clock(time.monotonic() - self.started)}  left {clock(self.left())}"
         )
+
+    def costs(self) -> tuple[str, str, str]:
+        """Tokens per second, utilisation and memory of the last step."""
+        row = self.row
+        speed = number(row.get("tokens_per_second"), ",.0f")
+        return speed, number(row.get("utilisation"), ".0%"), size(row.get("memory"))
 
     def render(self) -> RenderableType:
         """The two live lines."""
@@ -195,34 +194,24 @@ class Progress:
         step = Text.from_markup(f"[dim]step [/][bold]{self.current:,}[/][dim] of {self.steps:,}[/]")
         elapsed = clock(time.monotonic() - self.started)
         times = Text.from_markup(f"{elapsed}[dim] elapsed   [/]{clock(self.left())}[dim] left[/]")
-        grid = Table.grid(padding=(0, 2), expand=True)
-        grid.add_column(no_wrap=True)
-        grid.add_column(ratio=1)
-        grid.add_column(no_wrap=True)
+        columns = (Column(no_wrap=True), Column(ratio=1), Column(no_wrap=True))
+        grid = Table.grid(*columns, padding=(0, 2), expand=True)
         grid.add_row(step, ProgressBar(total=max(self.steps, 1), completed=self.current), times)
 
         return grid
 
     def measurements(self) -> Text:
         """Losses, the first other metric, the best, and speed and memory."""
-        row = self.row
-        loss = None
-        if self.losses:
-            loss = self.loss
+        loss = self.loss if self.losses else None
+        losses = {"loss": loss, "validation": self.validation_loss}
+        measured = [*losses.items(), *list(self.other_metrics.items())[:1]]
+        line = ""
+        for name, value in measured:
+            line += f"[dim]{name.replace('_', ' ')} [/][bold]{number(value)}[/]   "
 
-        validation = number(self.validation_loss)
-        line = Text.from_markup(
-            f"[dim]loss [/][bold]{number(loss)}[/][dim]   validation [/][bold]{validation}[/]"
-        )
-        for name, value in list(self.other_metrics.items())[:1]:
-            line.append(f"   {name.replace('_', ' ')} ", "dim").append(number(value), "bold")
-
-        line.append(f"   best {self.best_text()}", "dim")
-        line.append(f"   {count(row.get('tokens_per_second'))}").append(" tokens/s", "dim")
-        line.append(f"   {percent(row.get('utilisation'))}").append(" utilisation", "dim")
-        line.append(f"   {size(row.get('memory'))}")
-
-        return line
+        speed, utilisation, memory = self.costs()
+        line += f"[dim]best {self.best}[/]   {speed}[dim] tokens/s[/]   "
+        return Text.from_markup(f"{line}{utilisation}[dim] utilisation[/]   {memory}")
 
     def left(self) -> float | None:
         """Remaining seconds, from the pace after this process's first step."""
@@ -234,12 +223,6 @@ class Progress:
 
     def position(self, step: int) -> str:
         return f"step {step:>{len(str(self.steps))}}/{self.steps}"
-
-    def best_text(self) -> str:
-        if self.best is None:
-            return NONE
-
-        return f"{number(self.best.value)} at step {self.best.step}"
 
     # Where it is shown
 
@@ -266,38 +249,12 @@ class Progress:
 
 def visible(text: str) -> str:
     """Text with control characters escaped, except newlines and tabs."""
-    if text.replace("\n", "").replace("\t", "").isprintable():
-        return text
-
-    characters: list[str] = []
-    for character in text:
-        if character.isprintable() or character in "\n\t":
-            characters.append(character)
-        else:
-            characters.append(ascii(character)[1:-1])
-
-    return "".join(characters)
+    hidden = {character for character in text if not character.isprintable()} - {"\n", "\t"}
+    return text.translate({ord(character): ascii(character)[1:-1] for character in hidden})
 
 
-def separated(texts: list[Text]) -> Iterator[Text]:
-    """The texts, with a dot between them."""
-    for index, text in enumerate(texts):
-        if index:
-            yield Text("·", style="dim")
-
-        yield text
-
-
-def number(value: float | None) -> str:
-    return NONE if value is None else f"{value:.4f}"
-
-
-def count(value: float | None) -> str:
-    return NONE if value is None else f"{value:,.0f}"
-
-
-def percent(value: float | None) -> str:
-    return NONE if value is None else f"{100 * value:.0f}%"
+def number(value: float | None, form: str = ".4f") -> str:
+    return NONE if value is None else format(value, form)
 
 
 def size(value: float | None) -> str:

@@ -54,17 +54,13 @@ class WeightsAndBiases:
         if not id_file.exists():
             id_file.write_text(uuid4().hex[:12], encoding="utf-8")
 
-        project = {}
-        if "WANDB_PROJECT" not in environ:
-            project["project"] = "qkv"
-
         self.run = wandb.init(
+            project=environ.get("WANDB_PROJECT", "qkv"),
             dir=str(folder),
             name=folder.resolve().name,
             id=id_file.read_text(encoding="utf-8").strip(),
             resume="allow",
             config=dict(config),
-            **project,
         )
 
         self.run.define_metric("*", step_metric="step")

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +73,8 @@ class Checkpoints:
         size = len(text) + sum(tensor.nbytes for tensor in tensors.values())
         name = f"step-{step:08}"
         staging = storage.staging(self.folder, size, f"the checkpoint of step {step}", name)
-        complete = partial(self.complete, step=step, state=text, best=best, temporary=temporary)
+        marks = {"step": step, "best": best, "passing": temporary}
+        complete = partial(self.complete, state=text, marks=marks)
         self.write(tensors, self.folder / f"{storage.WRITING}{name}", staging, complete)
 
         return self.folder_of(step)
@@ -87,26 +89,18 @@ class Checkpoints:
             complete(folder, {TENSORS: describe(folder / TENSORS)})
 
     def complete(
-        self,
-        folder: Path,
-        files: dict[str, Any],
-        step: int,
-        state: str,
-        best: bool,
-        temporary: bool,
+        self, folder: Path, files: dict[str, Any], state: str, marks: dict[str, Any]
     ) -> None:
         """Write what belongs to the tensors' `files`, and give the folder its name."""
         (folder / STATE).write_text(state, encoding="utf-8")
         files = {STATE: describe(folder / STATE), **files}
-        write_json(
-            folder / MANIFEST, {"step": step, "best": best, "passing": temporary, "files": files}
-        )
+        write_json(folder / MANIFEST, {**marks, "files": files})
         for name in (*files, MANIFEST):
             storage.flush(folder / name)
 
         storage.flush(folder)
-        self.move_into_place(folder, step)
-        self.remove_old(step)
+        self.move_into_place(folder, marks["step"])
+        self.remove_old(marks["step"])
 
     def wait(self) -> None:
         """Return when what is being written is on the disk, which it is when `save` returns."""
@@ -127,15 +121,8 @@ class Checkpoints:
         if up_to is not None:
             steps = [step for step in steps if step <= up_to]
 
-        newest: list[Checkpoint] = []
-        for checkpoint in self.intact(steps):
-            if not checkpoint.passing:
-                newest.append(checkpoint)
-
-            if len(newest) == n:
-                break
-
-        return newest[::-1]
+        scheduled = (checkpoint for checkpoint in self.intact(steps) if not checkpoint.passing)
+        return list(islice(scheduled, n))[::-1]
 
     def steps(self) -> list[int]:
         """The steps of all checkpoints on the disk, intact or not, in order."""

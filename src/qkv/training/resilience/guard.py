@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -78,16 +77,6 @@ class Guard:
     def load(self, state: dict[str, Any]) -> None:
         self.losses = [(int(step), float(loss)) for step, loss in state["losses"]]
         self.bad = [(int(step), int(position)) for step, position in state["bad"]]
-
-
-def position_of(step: int, left_out: Sequence[tuple[int, int]]) -> int:
-    """The data position of a step when ranges (first position, count) of the data are left out."""
-    position = step
-    for first, count in left_out:
-        if position >= first:
-            position += count
-
-    return position
 
 
 class LossScale:

@@ -18,15 +18,10 @@ ENDING = ("cosine", "linear", "stable")
 def check_steps(out: Path, steps: int, *, counted_in_epochs: bool) -> int:
     """The step that the run in this folder has reached, which must not exceed `steps`."""
     saved = steps_in(out / CHECKPOINTS)
-    reached = 0
-    if saved:
-        reached = saved[-1]
-
+    reached = max(saved, default=0)
     if reached > steps:  # before refusing, see whether that checkpoint is intact
         newest = Checkpoints(out / CHECKPOINTS, log=lambda text: None).newest()
-        reached = 0
-        if newest is not None:
-            reached = newest.step
+        reached = newest.step if newest else 0
 
     if reached <= steps:
         return reached

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from qkv.training.average import ExponentialAverage, copy_weights, trainable_parameters
 from qkv.training.optimizer import Optimizers
 from qkv.training.resilience.checkpoint_writer import Checkpoint
-from qkv.training.resilience.guard import Guard, LossScale, position_of
+from qkv.training.resilience.guard import Guard, LossScale
 
 STORED_NAMES = {"requested_parts": "asked"}
 """Fields of RunState that checkpoints store under another name."""
@@ -42,7 +42,12 @@ class RunState:
 
     def position(self, step: int) -> int:
         """The position in the data of a step's batch."""
-        return position_of(step, self.left_out)
+        position = step
+        for first, count in self.left_out:
+            if position >= first:
+                position += count
+
+        return position
 
     def leave_out(self, first: int, last: int) -> None:
         """Leave out the data between two positions, which may include ranges left out before."""
@@ -80,22 +85,20 @@ class Learner:
 
     def tensors(self, *, frozen: bool = False) -> dict[str, Tensor]:
         """All tensors by name, sharded as they are; weights that are `frozen` only if asked for."""
-        tensors: dict[str, Tensor] = {}
+        parts = {"model": {}, "frozen": {}, "optimizer": self.optimizers.state()}
+        parts["scale"] = self.scale.tensors()
+        if self.average is not None:
+            parts["average"] = self.average.weights
+
         for name, weight in self.model.named_parameters():
             if weight.requires_grad:
-                tensors[f"model/{name}"] = weight.detach()
+                parts["model"][name] = weight.detach()
             elif frozen:
-                tensors[f"frozen/{name}"] = weight.detach()
+                parts["frozen"][name] = weight.detach()
 
-        for name, tensor in self.optimizers.state().items():
-            tensors[f"optimizer/{name}"] = tensor
-
-        for name, tensor in self.scale.tensors().items():
-            tensors[f"scale/{name}"] = tensor
-
-        if self.average is not None:
-            for name, tensor in self.average.weights.items():
-                tensors[f"average/{name}"] = tensor
+        tensors: dict[str, Tensor] = {}
+        for part, content in parts.items():
+            tensors |= {f"{part}/{name}": tensor for name, tensor in content.items()}
 
         return tensors
 

@@ -46,20 +46,19 @@ def build_objective(
     model: Model | None = None,
 ) -> tuple[Model, nn.Module]:
     """The model on its device, and the loss of a batch as every rank calls it."""
-    sharded = uses_fsdp(world, config.distributed)
-
     # The model: given, the task's, or a new one
     if model is None:
         make = task.initial_model or (lambda: build(task.config))
         model = make()
 
-    if sharded:  # parallelize moves it to the devices, shard by shard, and sets the precision
-        model = model.to("cpu").train()
-        objective_precision: Precision = "float32"
-    else:
-        model = model.to(world.device).train()
-        objective_precision = precision
+    device = world.device
+    objective_precision = precision
+    if uses_fsdp(world, config.distributed):
+        # `parallelize` moves it to the devices, shard by shard, and sets the precision.
+        device = torch.device("cpu")
+        objective_precision = "float32"
 
+    model = model.to(device).train()
     if config.recompute:
         recompute_blocks(model)
 

@@ -104,23 +104,20 @@ def describe(
     data: DataConfig | FinetuneConfig,
     optimizer: OptimizerConfig,
     run: RunConfig,
+    extra_flags: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The content of run.json."""
-    command = "finetune"
-    if isinstance(data, DataConfig):
-        command = "train"
-
+    """The content of run.json; `extra_flags` are stored with those of the run."""
     plugins = {
         "optimizer": absolute_plugin(optimizer.optimizer),
         "objective": absolute_plugin(optimizer.objective),
     }
 
     return {
-        "command": command,
+        "command": "train" if isinstance(data, DataConfig) else "finetune",
         "model": to_json(task.config),
         "data": describe_data(data),
         "optimizer": asdict(optimizer) | plugins,
-        "run": asdict(run) | {"out": str(run.out)},
+        "run": asdict(run) | {"out": str(run.out)} | (extra_flags or {}),
         "fingerprint": task.fingerprint,
         "order": task.training.order_version,
     }
@@ -208,11 +205,9 @@ def check_equal(out: Path, name: str, old: Any, new: Any) -> None:
 
 
 def check_same_run(out: Path, description: dict[str, Any]) -> list[str]:
-    """Raise where this would not resume the same run; return the other changes as sentences."""
+    """Raise where this is another run, apart from its data; return other changes as sentences."""
     before = read_description(out)
     now = json.loads(json.dumps(description))  # tuples become lists, as in the file
-    check_same_data(out, now["data"])
-
     for part, names in FIXED.items():
         for name in names:
             flag = name
@@ -229,7 +224,14 @@ def check_same_run(out: Path, description: dict[str, Any]) -> list[str]:
         )
 
     if before["fingerprint"] != now["fingerprint"]:
-        raise ValueError(data_changed_message(out, now))
+        sources = " ".join(now["data"]["data"])
+        if now["command"] == "finetune":
+            sources = f"{now['data']['model']} or {sources}"
+
+        raise ValueError(
+            f"data: {sources} has changed since the run in {out} began; "
+            "bring it back as it was, or begin a new run in another folder"
+        )
 
     return changes(before, now)
 
@@ -246,17 +248,6 @@ def first_difference(before: dict[str, Any], now: dict[str, Any]) -> tuple[str, 
         return name, old, new
 
     return "family", before.get("family"), now.get("family")
-
-
-def data_changed_message(out: Path, now: dict[str, Any]) -> str:
-    sources = " ".join(now["data"]["data"])
-    if now["command"] == "finetune":
-        sources = f"{now['data']['model']} or {sources}"
-
-    return (
-        f"data: {sources} has changed since the run in {out} began; "
-        "bring it back as it was, or begin a new run in another folder"
-    )
 
 
 def changes(before: dict[str, Any], now: dict[str, Any]) -> list[str]:

@@ -40,9 +40,7 @@ def plan_table(
         recompute=run.recompute,
         average=optimizer.average == "exponential",
     )
-    shards = 1
-    if uses_fsdp(world, run.distributed):
-        shards = world.size
+    shards = world.size if uses_fsdp(world, run.distributed) else 1
 
     # Cost and time of the whole run
     tokens = run.steps * task.training.tokens_per_step

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, get_args, runtime_checkable
+from typing import Any, Protocol, get_args, runtime_checkable
 
 import torch
 from rich.console import Console
@@ -192,7 +192,7 @@ def paired_task(
     texts = chain.from_iterable(source)
     tokenizer = find_tokenizer(data, texts, config.vocabulary, tokenizer_folder)
     config = replace(config, vocabulary=tokenizer.vocabulary)
-    paired = read_pairs(
+    training, validation, left_out = read_pairs(
         source,
         validation_source(data, open_named),
         tokenizer,
@@ -202,37 +202,19 @@ def paired_task(
         context=getattr(config, "context", None),
     )
 
-    training = paired.training.pairs
-    validation = paired.validation.pairs
-    notes = [sizes_note(training, validation, "pairs", config.vocabulary)]
-    if paired.left_out:
-        notes.append(f"{paired.left_out} or a whole batch, and are left out")
-
-    first_source = tokenizer.decode(training.source(0))
-    first_target = tokenizer.decode(training.target(0))
-    notes.append(f"the first pair: {first_source} -> {first_target}")
+    pairs = training.pairs
+    sizes = sizes_note(pairs, validation.pairs, "pairs", config.vocabulary)
+    first_source = tokenizer.decode(pairs.source(0))
+    first_target = tokenizer.decode(pairs.target(0))
 
     return TrainingTask(
         config,
         tokenizer,
-        paired.training,
-        paired.validation,
-        joint_fingerprint(training, validation),
-        notes=tuple(notes),
+        training,
+        validation,
+        joint_fingerprint(pairs, validation.pairs),
+        notes=(sizes, *left_out, f"the first pair: {first_source} -> {first_target}"),
     )
-
-
-class PairedBatches(NamedTuple):
-    """Batches of pairs to train and to validate on."""
-
-    training: PairedData
-    validation: PairedData
-
-    @property
-    def left_out(self) -> str:
-        """The beginning of a note on the pairs that are left out, if there are any."""
-        count = self.training.left_out + self.validation.left_out
-        return f"{count:,} pairs are longer than the context" if count else ""
 
 
 def read_pairs(
@@ -242,17 +224,27 @@ def read_pairs(
     fraction: float,
     budget: int | None = None,
     **options: Any,
-) -> PairedBatches:
-    """Batches of pairs; without `validation` a fraction is held out; `options` of PairedData."""
+) -> tuple[PairedData, PairedData, list[str]]:
+    """Batches of pairs to train and to validate on, and a note if some pairs are too long.
+
+    Without `validation` a fraction is held out; `options` are those of PairedData.
+    """
     for role in ("start", "end", "padding"):
         options[role] = getattr(tokenizer, role)
         if options[role] is None:
             raise ValueError(f"tokenizer: translation needs a token for {role}, and it has none")
 
     prepare = partial(prepare_pairs, tokenizer=tokenizer)
+    batches = partial(PairedData, budget=budget, **options)
     parts = held_out(source, validation, prepare, fraction, MOST_PAIRS_HELD_OUT)
+    training, held = map(batches, parts)
+    left_out = training.left_out + held.left_out
+    if not left_out:
+        return training, held, []
 
-    return PairedBatches(*(PairedData(part, budget=budget, **options) for part in parts))
+    longest = "the context or a whole batch" if budget else "the context"
+    note = f"{left_out:,} pairs are longer than {longest}, and are left out"
+    return training, held, [note]
 
 
 def held_out(
@@ -295,21 +287,16 @@ def validation_source(
     data: DataConfig, open_named: Callable[[Sequence[str]], Source[Any]]
 ) -> Source[Any] | None:
     """The validation data, if it is named; embedded data has a validation part of its own."""
-    if not data.validation and len(data.data) == 1 and data.data[0] in NAMED_SOURCES:
-        return open_named((f"{data.data[0]}:valid",))
-    if not data.validation:
-        return None
+    names = data.validation
+    if not names and len(data.data) == 1 and data.data[0] in NAMED_SOURCES:
+        names = (f"{data.data[0]}:valid",)
 
-    return open_named(data.validation)
+    return open_named(names) if names else None
 
 
-def sizes_note(
-    training: Tokens | Pairs, validation: Tokens | Pairs, unit: str, vocabulary: int
-) -> str:
-    return (
-        f"{len(training):,} {unit} to train on, {len(validation):,} to validate on, "
-        f"vocabulary {vocabulary:,}"
-    )
+def sizes_note(training: Sized, validation: Sized, unit: str, vocabulary: int | None = None) -> str:
+    note = f"{len(training):,} {unit} to train on, {len(validation):,} to validate on"
+    return f"{note}, vocabulary {vocabulary:,}" if vocabulary else note
 
 
 def joint_fingerprint(training: Tokens | Pairs, validation: Tokens | Pairs) -> str:

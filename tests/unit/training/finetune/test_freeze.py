@@ -130,6 +130,7 @@ def test_models_that_cannot_be_trained_in_part() -> None:
     ("options", "field", "keyword"),
     [
         ({"train": "head", "task": "chat"}, "train", "no head"),
+        ({"metric": "accuracy", "task": "chat"}, "metric", "judged by its loss"),
         ({"train": "adapters", "rank": 0}, "rank", ""),
         ({"train": "adapters", "marks": "new"}, "marks", "learned"),
         ({"train": "head", "marks": "new"}, "marks", "learned"),

@@ -171,7 +171,6 @@ def test_adapters_of_an_encoder_decoder(models: Path, tmp_path: Path) -> None:
     [
         ("chat", "bert", {}, "model: .*expects a GPT"),
         ("chat", "gpt", {"train": "adapters"}, "train: .*new to this model"),
-        ("chat", "gpt", {"metric": "accuracy"}, "metric: .*judged by its loss"),
         ("chat", "gpt", {"examples": 21}, "examples: there are 20"),
         ("translate", "gpt", {}, "model: .*no encoder-decoder"),
         ("translate", "rnn", {"train": "last"}, "train: .*no blocks"),

@@ -53,7 +53,7 @@ def test_a_log_has_the_first_step_every_tenth_and_the_last(
 
 def test_a_line_has_at_most_120_columns_and_is_not_wrapped() -> None:
     console = log(width=40)
-    with Progress(1_000_000, start=999_989, console=console) as progress:
+    with Progress(1_000_000, console=console) as progress:
         progress.step(row(999_990, tokens_per_second=12_345_678.0, memory=130 * 2**30))
     (line,) = lines(console)
     assert len(line) <= 120
@@ -96,7 +96,7 @@ def test_validation_lines_show_the_best() -> None:
 
 def test_a_resumed_run_restores_its_best() -> None:
     console = log()
-    progress = Progress(300, start=200, console=console)
+    progress = Progress(300, console=console)
     finished = {"step": 200, "event": "finished", "validation_loss": 1.0}
     progress.restore_best(
         [
@@ -115,7 +115,7 @@ def test_time_left_follows_the_pace_after_the_first_step(monkeypatch: pytest.Mon
     now = 0.0
     monkeypatch.setattr("qkv.training.logging.progress.time.monotonic", lambda: now)
     console = log()
-    with Progress(110, start=100, console=console, every=1) as progress:
+    with Progress(110, console=console, every=1) as progress:
         for step, now in ((101, 60.0), (102, 62.0), (103, 64.0)):  # noqa: B007
             progress.step(row(step))
     times = [line.split("elapsed ")[1] for line in lines(console)]
