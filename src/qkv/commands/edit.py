@@ -61,7 +61,7 @@ def run(
         as_json: Print one line of JSON with all numbers, instead of a table.
         machine: Device and precision.
     """
-    edits = [Edit.read(argument) for argument in change]
+    edits = list(map(Edit.read, change))
     if length < 0:
         raise ValueError(f"length: expected 0 or more, not {length}")
     if not edits:
@@ -160,7 +160,7 @@ def guess_cell(guesses: list[Guess], others: list[Guess]) -> Text:
 def as_object(effect: EditEffects) -> dict[str, Any]:
     """All numbers, for JSON."""
     return {
-        "changes": [str(edit) for edit in effect.edits],
+        "changes": list(map(str, effect.edits)),
         "tokens": list(effect.reading.text.tokens),
         "moved": effect.moved.tolist(),
         "before": {

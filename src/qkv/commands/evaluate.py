@@ -184,7 +184,7 @@ class EvaluationResults:
                 checksums[task.name] = data_checksums(files_of(task, data))
 
         return {
-            "results": [report.result_json(result) for result in self.results],
+            "results": list(map(report.result_json, self.results)),
             "tasks": tasks,
             "data": checksums,
             "models": self.models,

@@ -229,7 +229,7 @@ class Heads:
             pairs = [pair for pair in texts if not isinstance(pair, str)]
             return batches_from_pairs(tokenizer, pairs)
 
-        batches = batches_from_texts(model, tokenizer, [str(item) for item in texts])
+        batches = batches_from_texts(model, tokenizer, list(map(str, texts)))
         if not batches:
             raise ValueError("text: it has no token to predict; expected a longer one")
 

@@ -200,9 +200,9 @@ def show(patched: PatchResult, tokenizer: Tokenizer, names: list[str], console: 
     L, N = patched.restored.shape
     columns = names
     if patched.at == "heads":
-        columns = [str(head) for head in range(N)]
+        columns = list(map(str, range(N)))
 
-    rows = [str(layer) for layer in range(L)]
+    rows = list(map(str, range(L)))
     shades = patched.restored.clamp(0, 1)
     console.print(Text(printable(describe(patched, tokenizer))))
     console.print(HeatMap(patched.restored, rows, columns, "layers down", shades=shades))

@@ -90,7 +90,7 @@ def metric_score(
     counts = np.array(metric._extract_corpus_statistics(hypotheses, [references]), dtype=np.float64)
 
     def corpus_score(sums: Float[np.ndarray, "k"]) -> float:
-        return metric._compute_score_from_stats([round(count) for count in sums.tolist()]).score
+        return metric._compute_score_from_stats(list(map(round, sums.tolist()))).score
 
     low, high = bootstrap(counts, corpus_score, seed=seed)
 

@@ -341,7 +341,7 @@ def pair_likelihoods(
             ids = chain.from_iterable(targets[number] for number in batch)
             target_ids = torch.tensor(list(ids), device=device)  # (N,)
             logprobs, _ = token_log_probabilities(model, states, target_ids)
-            parts = logprobs.cpu().split([len(row) for row in shifted])
+            parts = logprobs.cpu().split(list(map(len, shifted)))
             for number, values in zip(batch, parts, strict=True):
                 results[number] = Likelihood(tuple(values.tolist()), False)
 

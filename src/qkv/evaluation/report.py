@@ -185,7 +185,7 @@ def finite(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {name: finite(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [finite(item) for item in value]
+        return list(map(finite, value))
     if isinstance(value, float) and not math.isfinite(value):
         return None
 

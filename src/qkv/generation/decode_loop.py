@@ -66,7 +66,7 @@ class DecodeLoop:
     def prefill(self, rows: list[int]) -> None:
         """Begin a new state with the prompts of these rows."""
         self.state = self.start()
-        prompts = [self.batch.within_context(row) for row in rows]
+        prompts = list(map(self.batch.within_context, rows))
         self.ids, self.padding_mask = pad_rows(prompts, left=True, device=self.device)
 
     def forward(self) -> Float[Tensor, "B V"]:

@@ -59,7 +59,7 @@ class GenerationBatch:
     ended: dict[int, Reason] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.prompt_lengths = [len(sequence) for sequence in self.sequences]
+        self.prompt_lengths = list(map(len, self.sequences))
         self.begins = [0] * len(self.sequences)  # the first position still in the context
         self.rule = StopRule(self.ends, self.length, None if self.slides else self.limit)
 

@@ -96,7 +96,7 @@ def text_rows(prompts: object, name: str = "prompts") -> PromptRows:
     if not items:
         raise ValueError(f"{name}: expected one or more, not an empty list")
     if all(map(is_id, items)):
-        return PromptRows([[int(item) for item in items]], True)
+        return PromptRows([list(map(int, items))], True)
 
     rows: list[str | list[int]] = []
     for item in items:
@@ -123,7 +123,7 @@ def row_of(row: object, name: str) -> list[int]:
         if not is_id(item):
             raise TypeError(f"{name}: expected token ids (whole numbers) in each row, not {item!r}")
 
-    return [int(item) for item in items]
+    return list(map(int, items))
 
 
 def as_list(items: object, name: str) -> list[Any]:

@@ -117,7 +117,7 @@ class GPT(Model):
         if not self.config.memory:
             return hidden(ids)
 
-        return torch.cat([hidden(segment) for segment in ids.split(self.config.context, 1)], dim=1)
+        return torch.cat(list(map(hidden, ids.split(self.config.context, 1))), dim=1)
 
 
 def initialise(model: GPT) -> None:

@@ -148,7 +148,7 @@ def attach_adapters(model: nn.Module, config: AdapterConfig, seed: int = 0) -> N
         >>> sum(parameter.numel() for parameter in adapter_parameters(model))
         128
     """
-    sites = [adapter_sites(module) for module in model.modules()]
+    sites = list(map(adapter_sites, model.modules()))
     check_fresh(model)
 
     for name in config.projections:

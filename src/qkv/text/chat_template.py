@@ -18,7 +18,7 @@ from qkv.text.added_tokens import added_tokens_of
 from qkv.text.jinja_sandbox import rendered
 from qkv.text.tokenizer import Tokenizer
 
-NONCHARACTERS = [chr(number) for number in range(0xFDD0, 0xFDF0)]
+NONCHARACTERS = list(map(chr, range(0xFDD0, 0xFDF0)))
 ANSWER = NONCHARACTERS[0] + "answer" + NONCHARACTERS[0]  # no template contains it
 
 

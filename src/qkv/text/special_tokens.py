@@ -70,7 +70,7 @@ def is_special(name: str, config: Mapping[str, Any]) -> bool:
 
     listed: list[Any] = []
     for fields in FIELDS.values():
-        listed += [config.get(field) for field in fields]
+        listed += list(map(config.get, fields))
 
     additional = config.get("additional_special_tokens")
     if isinstance(additional, list):

@@ -213,7 +213,7 @@ class Tokenizer:
             ValueError: If an id is negative.
         """
         try:
-            numbers = [index(id) for id in ids]
+            numbers = list(map(index, ids))
         except TypeError:
             raise TypeError(
                 f"ids: expected one list of token ids (whole numbers), not {ids!r:.80}"

@@ -261,7 +261,7 @@ class ConversationData:
         documents: list[np.ndarray] = []
 
         for members in packed:
-            inputs = [self.inputs_and_targets(number) for number in members.tolist()]
+            inputs = list(map(self.inputs_and_targets, members.tolist()))
             row_ids, row_targets = zip(*inputs, strict=True)
             ids.append(np.concatenate(row_ids))
             targets.append(np.concatenate(row_targets))

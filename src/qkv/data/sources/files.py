@@ -147,7 +147,7 @@ def folder_files(folder: Path, name: str) -> list[File]:
     if is_run(folder):
         raise ValueError(f"{name}: this is the output folder of a training, not data")
 
-    files = [pattern_file(path) for path in walk(folder)]
+    files = list(map(pattern_file, walk(folder)))
     if not files:
         raise FileNotFoundError(
             f"{name}: the folder holds no text ({', '.join(IN_FOLDERS)}, also with .gz or .xz); "

@@ -247,7 +247,7 @@ class ActivationsInMemory(Activations):
             advance(len(block))
 
     def read(self, block: int, layers: Sequence[str]) -> Float[Tensor, "L n E"]:
-        return self.vectors[block][[self.layers.index(layer) for layer in layers]]
+        return self.vectors[block][list(map(self.layers.index, layers))]
 
 
 class ActivationsOnDisk(Activations):

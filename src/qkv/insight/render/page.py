@@ -198,7 +198,7 @@ def described(look: LookData, code: Code) -> dict[str, Any]:
             "most": 1.0,
         }
 
-    data["sides"] = [described_side(side) for side in sides]
+    data["sides"] = list(map(described_side, sides))
 
     return data
 
@@ -286,7 +286,7 @@ def compact(guesses: Any) -> Any:
     if isinstance(guesses, Guess):
         return [guesses.text, guesses.id, float(f"{guesses.probability:.4g}")]
 
-    return [compact(guess) for guess in guesses]
+    return list(map(compact, guesses))
 
 
 def hashed(content: str) -> str:

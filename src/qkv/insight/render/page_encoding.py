@@ -49,7 +49,7 @@ def numbers(values: Float[Tensor, "*n"]) -> Any:
 def rounded(values: Any) -> Any:
     """Numbers in nested lists with five digits; None for those that are not finite."""
     if not isinstance(values, float):
-        return [rounded(value) for value in values]
+        return list(map(rounded, values))
     if not math.isfinite(values):
         return None
 

@@ -86,7 +86,7 @@ class BeamSearch:
 
             token_ids, score, _ = best[sample]
             reason: Reason = "length" if len(token_ids) >= self.max_tokens else "end"
-            tokens = [TokenLogprob(token_id) for token_id in token_ids]
+            tokens = list(map(TokenLogprob, token_ids))
             text = self.tokenizer.decode(token_ids)
             chunks.append(OutputChunk(sample, text, tokens, reason, score))
 

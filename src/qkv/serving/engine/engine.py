@@ -280,7 +280,7 @@ class Engine:
 
         for strategy in strategies.values():
             first = strategy.sequences[0]
-            rows = [sequences.index(sequence) for sequence in strategy.sequences]
+            rows = list(map(sequences.index, strategy.sequences))
             try:
                 chunks = strategy.advance(logits[to_device(rows, logits.device)])
                 if chunks:

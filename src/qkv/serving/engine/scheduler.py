@@ -261,11 +261,11 @@ class Scheduler:
         assert beam.pool is not None
         twin = beam.fork()
         twin.slot = beam.pool.slots.pop()
-        twin.source_block_table = [self.blocks.share(block) for block in beam.source_block_table]
+        twin.source_block_table = list(map(self.blocks.share, beam.source_block_table))
         self.running.insert(self.running.index(beam) + 1, twin)
 
         full = beam.computed // BLOCK_SIZE
-        twin.block_table = [beam.pool.share(block) for block in beam.block_table[:full]]
+        twin.block_table = list(map(beam.pool.share, beam.block_table[:full]))
         copies: list[tuple[int, int]] = []
         for block in beam.block_table[full:]:
             twin.block_table.append(beam.pool.allocate())

@@ -150,7 +150,7 @@ def validation_message(errors: Sequence[Any], known: Sequence[str]) -> tuple[str
     The value is never repeated: it may be of any size.
     """
     first = errors[0]
-    location = [str(part) for part in first["loc"]]
+    location = list(map(str, first["loc"]))
     if first["type"] == "json_invalid":
         detail = f"{first['ctx']['error']} at character {location[-1]}"
         return f"the request body is not valid JSON ({detail})", None

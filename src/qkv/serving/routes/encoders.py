@@ -111,7 +111,7 @@ def text_vectors(
     device = next(model.parameters()).device
 
     # Pad
-    lengths = [len(row) for row in rows]
+    lengths = list(map(len, rows))
     longest = max(lengths)
     padded = [row + [0] * (longest - len(row)) for row in rows]
     ids = torch.tensor(padded, device=device)  # (B, T)

@@ -69,7 +69,7 @@ def read_marian(
     inner.decoder = decoders.Sequence(
         [decoders.Replace(" ", ""), decoders.Metaspace(replacement=SPACE)]
     )
-    inner.add_special_tokens([hidden(token) for token in SPECIAL.values()])
+    inner.add_special_tokens(list(map(hidden, SPECIAL.values())))
     inner.add_tokens([AddedToken(token, normalized=False) for token in languages])
 
     names = {field: hidden(token) for field, token in SPECIAL.items()}

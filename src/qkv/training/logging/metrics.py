@@ -166,7 +166,7 @@ def to_plain_json(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {str(name): to_plain_json(item) for name, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [to_plain_json(item) for item in value]
+        return list(map(to_plain_json, value))
     if value is None or isinstance(value, (str, int)):
         return value
     if hasattr(value, "item"):  # a number of NumPy or PyTorch

@@ -156,7 +156,7 @@ def matrix(
     if count <= NUMBERED:
         font = min(font_of(count), side_of(count) * POINTS * 0.3)
         form = format_value or partial(cell_text, few=count <= FEW)
-        texts = [[form(value) for value in row] for row in values]
+        texts = [list(map(form, row)) for row in values]
         write_cells(axes, texts, norm(shown) > 0.6, font)
         separate_cells(axes, *values.shape)
 

@@ -162,7 +162,7 @@ def draw_x_axis(axes: Axes, numbers: Sequence[int], width: float) -> None:
         axes.axvline(ZERO_X / 2, color=PALE, linewidth=1, linestyle=":", zorder=1)
 
     ticks = spaced(numbers, CLOSE * width)
-    axes.set_xticks([x_of(number) for number in ticks], [f"{number:,}" for number in ticks])
+    axes.set_xticks(list(map(x_of, ticks)), [f"{number:,}" for number in ticks])
     axes.set_xlim(x_of(numbers[0]) - 0.05 * width, x_of(numbers[-1]) + 0.05 * width)
     axes.set_xlabel("labelled examples, in the prompt or for training")
     axes.grid(axis="x", visible=False)

@@ -249,7 +249,7 @@ def checked(counts: Any, labels: Sequence[str]) -> tuple[Counts, list[str]]:
     if counts.min() < 0 or not counts.sum():
         raise ValueError("counts: expected numbers of rows, 0 or more and not all 0")
 
-    return counts, [shortened(label) for label in labels]
+    return counts, list(map(shortened, labels))
 
 
 def shortened(name: str, longest: int = LONGEST) -> str:

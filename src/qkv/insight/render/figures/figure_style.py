@@ -132,7 +132,7 @@ def colour_bar(
     """A colour bar beside the axes; `form` formats the ticks, if there are any."""
     bar = axes.figure.colorbar(image, ax=axes, ticks=ticks, shrink=shrink, aspect=30, pad=0.02)
     if ticks is not None:
-        bar.ax.set_yticklabels([form.format(tick) for tick in ticks])
+        bar.ax.set_yticklabels(list(map(form.format, ticks)))
 
     bar.ax.tick_params(labelsize=font - 1, length=0)
     bar.set_label(label, fontsize=font)

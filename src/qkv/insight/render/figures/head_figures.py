@@ -50,7 +50,7 @@ BAR = 0.36  # height of a bar; two stand side by side
 def importance_figure(importance: HeadImportance, title: str) -> Figure:
     """A heat map of layers and heads per kind of attention, and the largest changes as bars."""
     kinds = list(importance.change)
-    deepest = max(len(change) for change in importance.change.values())
+    deepest = max(map(len, importance.change.values()))
     heads = importance.change[kinds[0]].shape[1]
     width = max(2.2, 0.3 * heads + 0.9)
     figure, grid = sheet(
