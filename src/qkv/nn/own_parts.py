@@ -68,7 +68,8 @@ def part_of(field: str, name: str | None, default: type[nn.Module]) -> Any:
         part = load_allowed(field, name)
 
     if not (isinstance(part, type) and issubclass(part, default)):
-        raise ValueError(f"{field}: expected a subclass of {default.__name__}, not {part!r}")
+        given = getattr(part, "__name__", repr(part))
+        raise ValueError(f"{field}: expected a subclass of qkv.nn.{default.__name__}, not {given}")
 
     return part
 
@@ -81,8 +82,11 @@ def load_allowed(field: str, spec: str) -> Any:
         raise ValueError(f"{field}: expected file.py:Class or a registered name ({known})")
 
     file = Path(match["file"]).expanduser().resolve()
-    listed = os.environ.get("QKV_PLUGINS", "").split(os.pathsep)
-    if file not in allowed and file not in {Path(name).resolve() for name in listed if name}:
+    listed = [Path(name).resolve() for name in os.environ.get("QKV_PLUGINS", "").split(os.pathsep)]
+    moved = [other for other in listed if other.name == file.name and not file.is_file()]
+    if moved:
+        return load_object(f"{moved[0]}:{match['name']}", field)
+    if file not in allowed and file not in listed:
         raise ValueError(
             f"{field}: the model needs {match['name']} of {file}, and loading it runs that "
             f"file; if you trust it, set QKV_PLUGINS={file}"

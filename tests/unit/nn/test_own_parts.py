@@ -131,8 +131,14 @@ def test_a_file_runs_only_if_the_user_allows_it(
     monkeypatch.setenv("QKV_PLUGINS", str(file))
     assert type(build(config).stack.blocks[0].attention).__name__ == "Mine"
 
+    (tmp_path / "other").mkdir()
+    moved = file.rename(tmp_path / "other" / "mine.py")
+    monkeypatch.setenv("QKV_PLUGINS", str(moved))
+    build(config)
+    moved.rename(file)
+
     monkeypatch.delenv("QKV_PLUGINS")
-    assert parts.allow_file(f"{file}:Mine") == f"{file.resolve()}:Mine"
+    assert parts.allow_file("attention", f"{file}:Mine") == f"{file.resolve()}:Mine"
     build(config)
 
 
@@ -140,7 +146,7 @@ def test_a_file_runs_only_if_the_user_allows_it(
     ("spec", "message"),
     [
         ("nobody", r"attention: expected file.py:Class or a registered name \(by hand\)"),
-        ("linear", "attention: expected a subclass of MultiHeadAttention"),
+        ("linear", "attention: expected a subclass of qkv.nn.MultiHeadAttention, not Linear"),
     ],
 )
 def test_wrong_parts_are_refused(spec: str, message: str) -> None:
@@ -153,3 +159,12 @@ def test_wrong_parts_are_refused(spec: str, message: str) -> None:
 
     with pytest.raises(ValueError, match="field: expected one of attention"):
         parts.register_part("head", "x", ByHand)
+
+
+def test_attention_that_returns_one_tensor_is_named() -> None:
+    class Careless(MultiHeadAttention):
+        def attend(self, query: Tensor, *others: Any) -> Any:
+            return query
+
+    with pytest.raises(TypeError, match=r"Careless.attend: expected \(output, weights"):
+        Careless(8, 2)(torch.zeros(1, 3, 8))

@@ -68,7 +68,7 @@ def require_hook(
     if not reached:
         raise ValueError(
             f'{owner} never sent its {name} through the hook point "{name}", so they cannot be '
-            f'read or changed; in its forward write {name} = self.hooks("{name}", {name})'
+            f'read or changed; in its forward or attend write {name} = self.hooks("{name}", {name})'
         )
 
 

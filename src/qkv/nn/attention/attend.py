@@ -96,7 +96,8 @@ def attend(
         dropout: Probability to drop a weight.
         on_scores: Called with the scores; returns what to use in their place.
         on_weights: Called with the weights; returns what to use in their place.
-        kernel: The kernel to use; None chooses the fastest.
+        kernel: The kernel to use, even where it is not worth it; None chooses the first in the
+            table that supports the call.
 
     Returns:
         The output (B, H, T, X), and the weights (B, H, T, S), or None without `need_weights`.

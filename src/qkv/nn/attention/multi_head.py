@@ -9,6 +9,8 @@ kv_heads = 1          multi-query      q q q q q q q q        all query heads sh
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -123,7 +125,13 @@ class MultiHeadAttention(nn.Module):
         def attend(
             query: Tensor, key: Tensor, value: Tensor, padding: Mask | None
         ) -> tuple[Tensor, Tensor | None]:
-            return self.attend(query, key, value, all_of(mask, padding), bias, need_weights)
+            visible = all_of(mask, padding)
+            result: Any = self.attend(query, key, value, visible, bias, need_weights)
+            if not isinstance(result, tuple):
+                name = type(self).__name__
+                raise TypeError(f"{name}.attend: expected (output, weights or None), not a tensor")
+
+            return result
 
         def plain() -> bool:
             return bias is None and (mask is None or type(mask) is Causal) and self.is_plain()

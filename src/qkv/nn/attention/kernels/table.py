@@ -69,7 +69,8 @@ def register_kernel(
     Args:
         name: What `attend(kernel=...)` calls it.
         supports: Whether it can compute a call and is worth it.
-        run: From a call to the output (B, H, T, X).
+        run: From a call to the output (B, H, T, X); it raises ValueError for a call that it cannot
+            compute, since `attend(kernel=name)` does not ask `supports`.
         rank: Kernels with a lower rank are tried first; those of this package begin at 10.
 
     Raises:
