@@ -84,6 +84,23 @@ def absolute_plugin(name: str | None) -> str | None:
     return os.path.abspath(os.path.expanduser(name))
 
 
+def listed_files() -> list[Path]:
+    """The files that the user trusts, from the environment variable QKV_PLUGINS."""
+    names = os.environ.get("QKV_PLUGINS", "").split(os.pathsep)
+    return [Path(name).expanduser().resolve() for name in names if name]
+
+
+def require_listed(spec: str, what: str) -> None:
+    """Raise unless the file of "file.py:Name", which no flag has named, is listed."""
+    path, _, name = spec.rpartition(":")
+    file = Path(path).expanduser().resolve()
+    if file not in listed_files():
+        raise ValueError(
+            f"{what}: {name} of {file} is needed, and loading it runs that file; if you trust it, "
+            f"set QKV_PLUGINS={file}"
+        )
+
+
 @cache
 def load_module(path: Path) -> ModuleType:
     """The module of a file; it is in sys.modules, so that its classes can be pickled."""

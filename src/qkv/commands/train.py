@@ -13,7 +13,7 @@ from qkv.command_line.parsing import check_subcommand, naming_flags, parse
 from qkv.command_line.usage_errors import UsageError, value_after
 from qkv.models.configs import CONFIGS, Config, family
 from qkv.models.presets import preset
-from qkv.plugins import is_plugin
+from qkv.plugins import is_plugin, require_listed
 from qkv.training.run_config import DataConfig, OptimizerConfig, RunConfig, pick_fields
 
 TRAINED = [name for name in CONFIGS if name != "task_model"]
@@ -48,6 +48,7 @@ def run(arguments: list[str]) -> bool:
 
     with naming_flags(type(config), *GROUPS.values()):
         config = with_own_parts(config, rest)
+        check_resumed_files(optimizer, rest)
         outcome = train(config, data, optimizer, run, samples=samples.sample_maker)
 
     return outcome is None or outcome.finished or under_torchrun()
@@ -63,6 +64,14 @@ def with_own_parts(config: Config, arguments: Sequence[str]) -> Config:
             config = replace(config, **{field: allow_file(field, spec)})  # type: ignore[arg-type]
 
     return config
+
+
+def check_resumed_files(optimizer: OptimizerConfig, arguments: Sequence[str]) -> None:
+    """Raise for a file that the resumed run names, and neither a flag nor QKV_PLUGINS."""
+    for field in ("optimizer", "objective"):
+        spec = getattr(optimizer, field) or ""
+        if is_plugin(spec) and value_after(f"--{field}", arguments) is None:
+            require_listed(spec, field)
 
 
 def training_flags(

@@ -7,13 +7,12 @@ a model that was saved with the part needs when it is loaded again.
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-from qkv.plugins import SPEC, load_object
+from qkv.plugins import SPEC, listed_files, load_object, require_listed
 
 FIELDS = ("attention", "feed_forward", "position_encoding")
 PARTS: dict[str, dict[str, type[nn.Module]]] = {field: {} for field in FIELDS}
@@ -82,14 +81,10 @@ def load_allowed(field: str, spec: str) -> Any:
         raise ValueError(f"{field}: expected file.py:Class or a registered name ({known})")
 
     file = Path(match["file"]).expanduser().resolve()
-    listed = [Path(name).resolve() for name in os.environ.get("QKV_PLUGINS", "").split(os.pathsep)]
-    moved = [other for other in listed if other.name == file.name and not file.is_file()]
+    moved = [other for other in listed_files() if other.name == file.name and not file.is_file()]
     if moved:
         return load_object(f"{moved[0]}:{match['name']}", field)
-    if file not in allowed and file not in listed:
-        raise ValueError(
-            f"{field}: the model needs {match['name']} of {file}, and loading it runs that "
-            f"file; if you trust it, set QKV_PLUGINS={file}"
-        )
+    if file not in allowed:
+        require_listed(spec, field)
 
-    return load_object(spec, f"{field}")
+    return load_object(spec, field)
