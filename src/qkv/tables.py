@@ -7,7 +7,10 @@ from typing import Any
 
 from rich.console import Console, ConsoleOptions
 from rich.measure import Measurement
+from rich.table import Column
 from rich.table import Table as RichTable
+
+__all__ = ["Column", "Table"]
 
 UNLIMITED = 10_000
 """Columns that are more than any cell needs."""

@@ -693,7 +693,7 @@ def test_a_state_of_another_model() -> None:
     with refused(r"state: .*start\(\) gives", TypeError):
         transformer.decode(ids, KeyValueCache())
     with refused("state: .*source"):
-        transformer.decoder(torch.zeros(2, 4, 16), ids[:1])
+        transformer.decoder(torch.zeros(2, 4, 8), ids[:1])
 
 
 def test_padding_where_it_would_change_the_output() -> None:

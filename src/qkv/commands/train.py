@@ -49,6 +49,7 @@ def run(arguments: list[str]) -> bool:
     with naming_flags(type(config), *GROUPS.values()):
         config = with_own_parts(config, rest)
         check_resumed_files(optimizer, rest)
+        allow_data(data, rest)
         outcome = train(config, data, optimizer, run, samples=samples.sample_maker)
 
     return outcome is None or outcome.finished or under_torchrun()
@@ -64,6 +65,16 @@ def with_own_parts(config: Config, arguments: Sequence[str]) -> Config:
             config = replace(config, **{field: allow_file(field, spec)})  # type: ignore[arg-type]
 
     return config
+
+
+def allow_data(data: DataConfig, arguments: Sequence[str]) -> None:
+    """Let the files of data that flags name as FILE.py:FUNCTION run."""
+    from qkv.nn.own_parts import allow_file
+
+    for flag, names in (("--data", data.data), ("--validation", data.validation)):
+        for name in names:
+            if is_plugin(name) and flag in arguments:
+                allow_file("data", name)
 
 
 def check_resumed_files(optimizer: OptimizerConfig, arguments: Sequence[str]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from functools import partial
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -113,11 +112,19 @@ class GPT(Model):
         positions: Int[Tensor, "#B T"] | None = None,
     ) -> Float[Tensor, "B T E"]:
         """Return the hidden states of new tokens; Transformer-XL reads segments as in training."""
-        hidden = partial(self.hidden, padding_mask=padding_mask, positions=positions, state=state)
         if not self.config.memory:
-            return hidden(ids)
+            return self.hidden(ids, padding_mask=padding_mask, positions=positions, state=state)
 
-        return torch.cat(list(map(hidden, ids.split(self.config.context, 1))), dim=1)
+        parts = []
+        begin = 0
+        for segment in ids.split(self.config.context, dim=1):
+            end = begin + segment.shape[1]
+            mask = None if padding_mask is None else padding_mask[:, : state.length + end - begin]
+            where = None if positions is None else positions[:, begin:end]
+            parts.append(self.hidden(segment, padding_mask=mask, positions=where, state=state))
+            begin = end
+
+        return torch.cat(parts, dim=1)
 
 
 def initialise(model: GPT) -> None:

@@ -101,12 +101,14 @@ class Model(nn.Module):
         return hidden
 
     @property
+    def output_matrix(self) -> Matrix:
+        """The matrix of the output layer; a tied one is the embedding's."""
+        return self.embedding.token.weight if self.head is None else self.head.weight
+
+    @property
     def output_layer(self) -> tuple[Matrix, Tensor | None]:
         """Matrix and bias of the output layer; a loss can apply them chunk by chunk."""
-        if self.head is None:  # tied to the embedding
-            return self.embedding.token.weight, None
-
-        return self.head.weight, self.head.bias
+        return self.output_matrix, None if self.head is None else self.head.bias
 
     def start(self, *args: Any, **kwargs: Any) -> Any:
         """Return the state before the first generated token."""

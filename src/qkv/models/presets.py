@@ -32,9 +32,7 @@ def read_presets() -> dict[str, Preset]:
     presets: dict[str, Preset] = {}
     for name, table in tables["preset"].items():
         values: dict[str, Any] = {**tables["like"].get(table.pop("like", ""), {}), **table}
-        about = {
-            key: values.pop(key) for key in ("parameters", "published", "source") & values.keys()
-        }
+        about = {key: values.pop(key) for key in ABOUT & values.keys()}
         if "rotary_scaling" in values:
             values["rotary_scaling"] = RotaryScaling(**values["rotary_scaling"])
 

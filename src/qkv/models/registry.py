@@ -43,6 +43,9 @@ FAMILIES: dict[str, tuple[type[Any], type[Any]]] = {
 """The config and the model of each family, by the name that config.json has for it."""
 
 
+OWN_PARTS = ("attention", "feed_forward", "position_encoding")
+
+
 def register_family(name: str, config_class: type[ModelConfig], model_class: type[Model]) -> None:
     """Add a model family of one's own: it is built, saved and loaded as the others are.
 
@@ -124,7 +127,12 @@ def to_json(config: Config) -> dict[str, Any]:
         backbone = to_json(config.backbone)
         return {"family": family(config), "backbone": backbone, "head": asdict(config.head)}
 
-    return {"family": family(config), **asdict(config)}
+    values = asdict(config)
+    for field in OWN_PARTS:  # older versions do not know them
+        if values.get(field, "") is None:
+            del values[field]
+
+    return {"family": family(config), **values}
 
 
 def from_json(values: Mapping[str, Any]) -> Config:

@@ -104,8 +104,7 @@ class Transformer(EncoderDecoder):
     @property
     def output_layer(self) -> tuple[Matrix, Tensor | None]:
         """Matrix and bias of the output layer; a loss can apply them chunk by chunk."""
-        matrix, _ = super().output_layer
-        return matrix, self.logit_bias
+        return self.output_matrix, self.logit_bias
 
     def start(
         self, source: Int[Tensor, "B S"], padding_mask: Bool[Tensor, "B S"] | None = None

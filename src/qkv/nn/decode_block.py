@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -33,6 +34,7 @@ except ImportError:  # Triton comes with PyTorch's GPU builds
     triton = None
 
 LONGEST = 4096  # positions of a cache: one program reads all of them
+INSTALLING = threading.RLock()  # one thread at a time changes a model's blocks
 HEAD_WIDTHS = (16, 32, 64, 128, 256)
 
 
@@ -40,6 +42,7 @@ HEAD_WIDTHS = (16, 32, 64, 128, 256)
 def installed(model: nn.Module) -> Iterator[None]:
     """Let the plain blocks of a model compute decode steps this way while the context is open."""
     forwards: dict[Block, Any] = {}
+    INSTALLING.acquire()
     for module in model.modules():
         if type(module) is Block and is_plain(module):
             forwards[module] = vars(module).get("forward")
@@ -52,6 +55,8 @@ def installed(model: nn.Module) -> Iterator[None]:
             del block.forward
             if forward is not None:
                 block.forward = forward  # type: ignore[method-assign]
+
+        INSTALLING.release()
 
 
 def decode_block(

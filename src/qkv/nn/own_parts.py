@@ -77,7 +77,7 @@ def load_allowed(field: str, spec: str) -> Any:
     """The object of "file.py:Class", if the user has allowed the file."""
     match = SPEC.fullmatch(spec)
     if match is None:
-        known = ", ".join(PARTS[field]) or "none is registered"
+        known = ", ".join(PARTS.get(field, ())) or "none is registered"
         raise ValueError(f"{field}: expected file.py:Class or a registered name ({known})")
 
     file = Path(match["file"]).expanduser().resolve()

@@ -145,8 +145,7 @@ class ModelHost:
             engine = Engine(
                 model, tokenizer, self.emit, cache=self.cache, rows=self.rows, tokens=self.tokens
             )
-            if engine.runner is not None:
-                engine.runner.warm_up(self.rows)
+            engine.runner.warm_up(self.rows)
 
             with self.wake:
                 if self.failure is not None:
@@ -327,6 +326,7 @@ class ModelHost:
     def catch_up(self, entry: ModelEntry, *, others: bool) -> None:
         """End late and aborted requests of a model, even while others use the thread."""
         self.attempt(entry, lambda engine: engine.catch_up(others=others))
+        self.timings.forget_aborted()
 
     def step(self, entry: ModelEntry, *, short: bool = False) -> bool:
         def work(engine: Engine) -> bool:

@@ -6,8 +6,9 @@ A request is looked at when it is accepted, after each step, and when it ends.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from prometheus_client import Histogram
 
@@ -26,8 +27,8 @@ class RequestTimes:
     accepted: float
     started: bool = False
     first_token: float | None = None
-    tokens: int = 0
-    """Tokens sent so far, of all samples."""
+    tokens: Counter[int] = field(default_factory=Counter)
+    """Tokens sent so far, by sample."""
 
 
 class EngineTimings:
@@ -69,6 +70,10 @@ class EngineTimings:
         for sequence in sequences:
             self.advance(sequence.handle, sequence.generated)
 
+        self.forget_aborted()
+
+    def forget_aborted(self) -> None:
+        """Requests without a client never get a token."""
         for handle in list(self.awaited):
             if handle.aborted:
                 self.awaited.pop(handle, None)
@@ -96,19 +101,19 @@ class EngineTimings:
             return
 
         self.ended += update.reason is not None
-        if times is None:
+        if times is None or update.prompt:
             return
 
         self.advance(handle, len(update.tokens))
-        times.tokens += len(update.tokens)
+        times.tokens[update.sample] += len(update.tokens)
         if update.reason is None:
             return
 
         handle.times = None
         self.awaited.pop(handle, None)
-        if times.tokens > 1 and times.first_token is not None and update.reason != "deadline":
-            tokens = times.tokens / handle.request.samples
-            seconds = (time.monotonic() - times.first_token) / max(1, tokens - 1)
+        further = times.tokens[update.sample] - 1
+        if further > 0 and times.first_token is not None and update.reason != "deadline":
+            seconds = (time.monotonic() - times.first_token) / further
             self.token.labels(times.model).observe(seconds)
 
 

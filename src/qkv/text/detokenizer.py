@@ -7,6 +7,7 @@ depends only on these two. Text is never taken back, and the cost per id is cons
 from __future__ import annotations
 
 import codecs
+import copy
 import re
 from collections.abc import Iterable
 from functools import lru_cache
@@ -47,6 +48,14 @@ class IncrementalDetokenizer:
         """The last id whose text was returned; the join to the next token depends on it alone."""
         self.pending: list[int] = []
         """Ids whose text is incomplete: part of a character, or a run of byte tokens."""
+
+    def copy(self) -> IncrementalDetokenizer:
+        """Return a detokenizer that continues after the same ids."""
+        twin = copy.copy(self)
+        twin.utf8_decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        twin.utf8_decoder.setstate(self.utf8_decoder.getstate())
+        twin.pending = list(self.pending)
+        return twin
 
     def add(self, id: int) -> str:
         """Return the text that this id completes."""

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from qkv.models import RNN, Transformer
+from qkv.models import GPT, RNN, GPTConfig, Transformer
 from qkv.nn.attention import Explicit, all_of
 from qkv.nn.cache import KeyValueCache, SegmentMemory
 from qkv.nn.hooks import add_hook
@@ -347,3 +347,18 @@ def test_a_memory_whose_pass_broke_off_is_refused() -> None:
 
     with pytest.raises(ValueError, match=r"state: .*earlier"):
         model.decode(ids, state)
+
+
+def test_transformer_xl_decodes_padded_rows_longer_than_a_segment() -> None:
+    config = GPTConfig(
+        vocabulary=10, context=4, memory=4, width=8, heads=2, depth=2, position="relative"
+    )
+    model = GPT(config).double().eval()
+    ids = torch.randint(10, (2, 6))
+    padding_mask = torch.ones(2, 6, dtype=torch.bool)
+    padding_mask[0, :2] = False
+    whole = model.decode(ids, model.start(), padding_mask)
+    state = model.start()
+    parts = [model.decode(ids[:, :4], state, padding_mask[:, :4])]
+    parts.append(model.decode(ids[:, 4:], state, padding_mask))
+    assert_close(whole, torch.cat(parts, dim=1))

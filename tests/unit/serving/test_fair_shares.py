@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -33,6 +34,7 @@ class Costly:
     def __init__(self, clock: Clock, seconds: float, work: int) -> None:
         self.clock, self.seconds, self.left = clock, seconds, work
         self.counts = {"finished": 0}
+        self.scheduler = SimpleNamespace(running=[])
         self.done = 0
         self.spent = 0.0
         self.short: list[bool] = []

@@ -128,3 +128,15 @@ def test_tokens_are_joined_as_in_the_whole_text(tmp_path: Path) -> None:
     tokenizer = train("words", ['He said: "yes (and no)", don\'t!'], 50)
     ids = tokenizer.encode('He said: "yes (and no)", don\'t!')
     assert pieces(tokenizer, ids)[:5] == ["He", " said", ":", ' "', "yes"]
+
+
+def test_a_copy_continues_after_the_same_ids() -> None:
+    tokenizer = train("byte-pair", ["naïve 👩 cats"], 300)
+    ids = tokenizer.encode("naïve 👩 cats")
+    for split in range(len(ids)):
+        first = IncrementalDetokenizer(tokenizer)
+        text = first.add_all(ids[:split])
+        twin = first.copy()
+        for detokenizer in (first, twin):
+            rest = detokenizer.add_all(ids[split:]) + detokenizer.close()
+            assert text + rest == "naïve 👩 cats"

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rich.table import Column
 from rich.text import Text
 
 from qkv.insight.heads.head_ablation import Head, HeadImportance
 from qkv.insight.heads.head_patterns import HeadPatterns, meaning_of
 from qkv.insight.heads.head_syntax import RelationScore, SyntaxResult
-from qkv.tables import Table
+from qkv.tables import Column, Table
 from qkv.text.printable import printable
 
 SHOWN = 5  # heads that are named for each pattern

@@ -48,7 +48,8 @@ class EncodedSource(Cache):
         T = query.shape[2]
         rows = query.unflatten(0, (-1, self.shared)).transpose(1, 2)  # (B, H, shared, T, D)
         heads, weights = attend(rows.flatten(2, 3), key, value, mask)
-        return heads.unflatten(2, (-1, T)).transpose(1, 2).flatten(0, 1), weights
+        heads = by_row(heads, T)
+        return heads, None if weights is None else by_row(weights, T)
 
 
 class SourceCache(EncodedSource):
@@ -127,3 +128,8 @@ class DecoderState(Cache):
         """Let row i continue the old row rows[i]."""
         self.source.reorder(rows)
         self.target.reorder(rows)
+
+
+def by_row(x: Float[Tensor, "B H N D"], T: int) -> Float[Tensor, "R H T D"]:
+    """The rows that share a source apart again: (B, H, shared T, D) to (B shared, H, T, D)."""
+    return x.unflatten(2, (-1, T)).transpose(1, 2).flatten(0, 1)

@@ -168,7 +168,8 @@ class Scheduler:
         source_blocks = self.source_blocks(sequence)
         known_blocks = self.blocks_needed(sequence, sequence.num_tokens)
         missing = known_blocks - len(sequence.block_table) + source_blocks
-        reserve = bool(self.running)  # decoding sequences may need another block
+        # Decoding sequences may need another block; a state does not grow.
+        reserve = bool(self.running) and self.state_blocks is None
         if missing + reserve > len(self.blocks.free):
             self.blocks.release(sequence.block_table)
             sequence.block_table = []

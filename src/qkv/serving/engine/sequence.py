@@ -116,7 +116,7 @@ class ServingSequence:
         self.reports_prompt = request.prompt_logprobs is not None
         """Whether the logprobs of the prompt are still to be sent."""
         if request.echoes and not self.scores_prompt:
-            self.text.certain += map(self.text.detokenizer.add, token_ids)
+            self.echo(first_sample)
 
         # KV cache
         self.prefix_key = repr(sorted(set(request.heads_off)))
@@ -124,6 +124,14 @@ class ServingSequence:
         self.block_table: list[int] = []
         self.source_block_table: list[int] = []
         self.reset()
+
+    def echo(self, first_sample: ServingSequence | None) -> None:
+        """Begin the text with the prompt's; the first sample's is copied where it has one."""
+        if first_sample is not None and not first_sample.scores_prompt:
+            self.text.detokenizer = first_sample.text.detokenizer.copy()
+            self.text.certain = list(first_sample.text.certain)
+        else:
+            self.text.add_tokens(self.token_ids)
 
     def reset(self) -> None:
         """Forget what is in the cache: the next prefill computes every known token again."""

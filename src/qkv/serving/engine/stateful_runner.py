@@ -34,7 +34,8 @@ class StatefulRunner(Runner):
             )
 
         self.nbytes = self.blocks * BLOCK_BYTES
-        if not model.has_source:
+        self.memory = getattr(model.config, "memory", 0)
+        if self.memory:
             self.chunk_multiple = self.model.config.context  # one segment, as in training
 
     def state_blocks(self, sequence: ServingSequence) -> int:
@@ -43,7 +44,7 @@ class StatefulRunner(Runner):
         if self.model.has_source:
             numbers = config.width * (4 * config.depth + 2 * len(sequence.source or ()))
         else:  # the memory and the current segment
-            numbers = config.depth * config.width * (config.memory + config.context)
+            numbers = config.depth * config.width * (self.memory + config.context)
 
         return -(-numbers * self.weight.element_size() // BLOCK_BYTES)
 

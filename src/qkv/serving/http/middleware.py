@@ -3,7 +3,8 @@
 In this order: the body's length must be unambiguous; the server must not be stopping; the Host
 header must be one of the server's names (against DNS rebinding); a cross-origin request needs
 CORS; the request needs a key; the body must be JSON and not too large. The body is read here, with
-limits on its size and time, so that no route waits for one. A response that is sent before the
+limits on its size and time, so that no route waits for one. A CORS preflight is answered before all
+of this. A response that is sent before the
 body was read to its end closes the connection.
 """
 

@@ -126,7 +126,8 @@ async def merged_chunks(
             handle.abort()
 
         for task in reading:
-            task.cancel()
+            if not task.cancel() and not task.cancelled():
+                task.exception()  # of another prompt, which is reported already
 
 
 async def job_result(

@@ -13,10 +13,9 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
-from rich.table import Column
 from rich.text import Text
 
-from qkv.tables import Table
+from qkv.tables import Column, Table
 from qkv.training.finetune.task_metrics import merit
 
 HORIZON = 20

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.testing import assert_close
 
+from qkv.nn import MultiHeadAttention
 from qkv.nn.cache import DecoderState, KeyValueCache, RecurrentState, SegmentMemory, SourceCache
 
 B, K, D, X, E = 3, 2, 4, 5, 6
@@ -233,3 +234,13 @@ def test_a_cache_reordered_in_place_is_as_one_reordered_anew(
         captured = torch.cat([captured, key], dim=2)[order]
         cache.reorder(torch.tensor(order))
         assert_close(cache.read(0)[0], captured)
+
+
+def test_rows_that_share_a_source_have_weights_of_their_own() -> None:
+    attention = MultiHeadAttention(8, 2).double().eval()
+    source = torch.randn(2, 4, 8, dtype=torch.float64)
+    x = torch.randn(6, 1, 8, dtype=torch.float64)
+    shared = SourceCache(source)
+    shared.reorder(torch.tensor([0, 0, 0, 1, 1, 1]))
+    right = attention(x, source.repeat_interleave(3, 0), need_weights=True)
+    assert_close(attention(x, state=shared, need_weights=True), right)
