@@ -14,6 +14,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+allowed: set[Path] = set()
+"""Files that a flag has named, which may run."""
 SPEC = re.compile(r"(?P<file>.+\.py):(?P<name>\w+)", re.DOTALL)
 
 
@@ -90,10 +92,39 @@ def listed_files() -> list[Path]:
     return [Path(name).expanduser().resolve() for name in names if name]
 
 
+def file_and_name(spec: str) -> tuple[Path, str]:
+    """The absolute path of the file in "file.py:Name", and the name."""
+    path, _, name = spec.rpartition(":")
+    return Path(path).expanduser().resolve(), name
+
+
+def allow_file(spec: str, what: str) -> str:
+    """Run the file of "file.py:Name", and return the same with the file's absolute path."""
+    load_object(spec, what)
+    file, name = file_and_name(spec)
+    allowed.add(file)
+
+    return f"{file}:{name}"
+
+
+def load_allowed(spec: str, what: str) -> Any:
+    """The object of "file.py:Name" that a saved config names, if the user has allowed the file.
+
+    A file that is listed in QKV_PLUGINS is found by its name, wherever it was moved.
+    """
+    file, name = file_and_name(spec)
+    moved = [other for other in listed_files() if other.name == file.name and not file.is_file()]
+    if moved:
+        return load_object(f"{moved[0]}:{name}", what)
+    if file not in allowed:
+        require_listed(spec, what)
+
+    return load_object(spec, what)
+
+
 def require_listed(spec: str, what: str) -> None:
     """Raise unless the file of "file.py:Name", which no flag has named, is listed."""
-    path, _, name = spec.rpartition(":")
-    file = Path(path).expanduser().resolve()
+    file, name = file_and_name(spec)
     if file not in listed_files():
         raise ValueError(
             f"{what}: {name} of {file} is needed, and loading it runs that file; if you trust it, "

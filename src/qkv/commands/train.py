@@ -13,7 +13,7 @@ from qkv.command_line.parsing import check_subcommand, naming_flags, parse
 from qkv.command_line.usage_errors import UsageError, value_after
 from qkv.models.configs import CONFIGS, Config, family
 from qkv.models.presets import preset
-from qkv.plugins import is_plugin, require_listed
+from qkv.plugins import allow_file, is_plugin, require_listed
 from qkv.training.run_config import DataConfig, OptimizerConfig, RunConfig, pick_fields
 
 TRAINED = [name for name in CONFIGS if name != "task_model"]
@@ -57,24 +57,22 @@ def run(arguments: list[str]) -> bool:
 
 def with_own_parts(config: Config, arguments: Sequence[str]) -> Config:
     """The config with the parts that flags name as FILE.py:CLASS; these files are run."""
-    from qkv.nn.own_parts import FIELDS, allow_file
+    from qkv.nn.own_parts import FIELDS
 
     for field in FIELDS:
         spec = value_after(f"--{field.replace('_', '-')}", arguments)
         if spec is not None and is_plugin(spec):
-            config = replace(config, **{field: allow_file(field, spec)})  # type: ignore[arg-type]
+            config = replace(config, **{field: allow_file(spec, field)})  # type: ignore[arg-type]
 
     return config
 
 
 def allow_data(data: DataConfig, arguments: Sequence[str]) -> None:
     """Let the files of data that flags name as FILE.py:FUNCTION run."""
-    from qkv.nn.own_parts import allow_file
-
     for flag, names in (("--data", data.data), ("--validation", data.validation)):
         for name in names:
             if is_plugin(name) and flag in arguments:
-                allow_file("data", name)
+                allow_file(name, "data")
 
 
 def check_resumed_files(optimizer: OptimizerConfig, arguments: Sequence[str]) -> None:

@@ -12,12 +12,12 @@ from qkv.models.configs import (
     TaskModelConfig,
     TransformerConfig,
 )
-from qkv.models.presets import PRESETS, preset
 
 if TYPE_CHECKING:
     from qkv.models.bert import BERT
     from qkv.models.gpt import GPT
     from qkv.models.model import Model
+    from qkv.models.presets import PRESETS, preset
     from qkv.models.registry import build, count_parameters, group_key_value_heads, register_family
     from qkv.models.rnn import RNN
     from qkv.models.task_model import TaskModel

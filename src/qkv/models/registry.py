@@ -30,6 +30,7 @@ from qkv.models.model import Model, uncompiled
 from qkv.models.rnn import RNN
 from qkv.models.task_model import TaskModel
 from qkv.models.transformer import Transformer
+from qkv.nn import own_parts
 from qkv.nn.attention.multi_head import MultiHeadAttention, group_heads
 from qkv.nn.stack_config import RotaryScaling
 
@@ -41,9 +42,6 @@ FAMILIES: dict[str, tuple[type[Any], type[Any]]] = {
     "task_model": (TaskModelConfig, TaskModel),
 }
 """The config and the model of each family, by the name that config.json has for it."""
-
-
-OWN_PARTS = ("attention", "feed_forward", "position_encoding")
 
 
 def register_family(name: str, config_class: type[ModelConfig], model_class: type[Model]) -> None:
@@ -128,7 +126,7 @@ def to_json(config: Config) -> dict[str, Any]:
         return {"family": family(config), "backbone": backbone, "head": asdict(config.head)}
 
     values = asdict(config)
-    for field in OWN_PARTS:  # older versions do not know them
+    for field in own_parts.FIELDS:  # older versions do not know them
         if values.get(field, "") is None:
             del values[field]
 

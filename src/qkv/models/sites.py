@@ -59,11 +59,6 @@ def attends(model: Model) -> bool:
     return bool(model.stacks) or backbone_of(model).config.attention != "none"
 
 
-def has_layers_of_heads(model: Model) -> bool:
-    """Whether attention is in layers with heads; an RNN attends in one place."""
-    return bool(model.stacks)
-
-
 def stack_with(model: Model, kind: str) -> Stack:
     """The stack of blocks with this kind of attention: self, encoder, decoder or cross."""
     if not model.stacks:

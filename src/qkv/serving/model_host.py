@@ -326,7 +326,6 @@ class ModelHost:
     def catch_up(self, entry: ModelEntry, *, others: bool) -> None:
         """End late and aborted requests of a model, even while others use the thread."""
         self.attempt(entry, lambda engine: engine.catch_up(others=others))
-        self.timings.forget_aborted()
 
     def step(self, entry: ModelEntry, *, short: bool = False) -> bool:
         def work(engine: Engine) -> bool:
@@ -357,6 +356,7 @@ class ModelHost:
 
             worked = True
 
+        self.timings.forget_aborted()
         ended = time.monotonic()
         self.shares.spend(entry.name, ended - began)
         if engine.counts["finished"] > finished:

@@ -70,8 +70,6 @@ class EngineTimings:
         for sequence in sequences:
             self.advance(sequence.handle, sequence.generated)
 
-        self.forget_aborted()
-
     def forget_aborted(self) -> None:
         """Requests without a client never get a token."""
         for handle in list(self.awaited):

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from qkv import plugins
 from qkv.models import GPT, BERTConfig, GPTConfig, TransformerConfig, build
 from qkv.nn import FeedForward, MultiHeadAttention, PositionEncoding, StackConfig
 from qkv.nn import own_parts as parts
@@ -123,7 +124,7 @@ def test_a_file_runs_only_if_the_user_allows_it(
 ) -> None:
     file = tmp_path / "mine.py"
     file.write_text("from qkv.nn import MultiHeadAttention\nclass Mine(MultiHeadAttention): ...\n")
-    monkeypatch.setattr(parts, "allowed", set())
+    monkeypatch.setattr(plugins, "allowed", set())
     config = GPTConfig(**SMALL, attention=f"{file}:Mine")
     with pytest.raises(ValueError, match=r"attention: .*QKV_PLUGINS="):
         build(config)
@@ -138,7 +139,7 @@ def test_a_file_runs_only_if_the_user_allows_it(
     moved.rename(file)
 
     monkeypatch.delenv("QKV_PLUGINS")
-    assert parts.allow_file("attention", f"{file}:Mine") == f"{file.resolve()}:Mine"
+    assert plugins.allow_file(f"{file}:Mine", "attention") == f"{file.resolve()}:Mine"
     build(config)
 
 

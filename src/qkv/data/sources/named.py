@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple, TypeVar, get_args
 
 from qkv.data.embedded import python_library, turkish
 from qkv.data.sources.source_parts import Item, Items, Part
-from qkv.plugins import is_plugin
+from qkv.plugins import is_plugin, load_allowed
 
 Content = Literal["texts", "pairs"]
 VALUES = {"texts": 1, "pairs": 2}
@@ -98,9 +98,7 @@ def named_part(item: str, what: str, items: Items[Item]) -> Part[Item]:
 
 def plugin_values(item: str) -> tuple[str, Callable[[], Iterable[Any]]]:
     """The name of a function's data, and the function, if the user has allowed its file to run."""
-    from qkv.nn.own_parts import load_allowed  # it imports torch
-
-    return item, load_allowed("data", item)
+    return item, load_allowed(item, "data")
 
 
 def split_values(item: str, what: str) -> tuple[str, Callable[[], Iterable[Any]]]:

@@ -187,25 +187,22 @@ class ServingSequence:
         if token_id == BROKEN:
             raise RuntimeError(NO_LIKELIEST)
 
-        if not self.text_per_token:
-            reason = self.rule.append(self.token_ids, token_id, self.prompt_length)
-            if reason != "end":
-                self.new_tokens.append(TokenLogprob(token_id))
-
-            return reason
-
         offset = 0
         if top is not None:
             offset = self.text.detokenizer.offset_of(token_id)
 
-        ids = self.token_ids
-        reason = self.rule.append(ids, token_id, self.prompt_length, self.text.add_token)
-        if reason != "end":
+        stops = self.text.add_token if self.text_per_token else None
+        reason = self.rule.append(self.token_ids, token_id, self.prompt_length, stops)
+        if reason == "end":
+            return reason
+
+        token = TokenLogprob(token_id)
+        if self.text_per_token:
             logprob, alternatives = top or (None, [])
             likely = alternatives[: self.request.logprobs]
             token = TokenLogprob(token_id, self.text.last, offset, logprob, likely)
-            self.new_tokens.append(token)
 
+        self.new_tokens.append(token)
         return reason
 
     def take_chunk(self, reason: Reason | None) -> OutputChunk:
