@@ -1,0 +1,1 @@
+"""The attention mechanism itself."""
