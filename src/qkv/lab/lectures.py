@@ -27,10 +27,12 @@ STATES: tuple[State, ...] = ("works", "partial", "missing", "n/a")
 PAGE = Path(__file__).parents[3] / "docs" / "lectures.md"
 INTRODUCTION = """# From slide to code
 
-Five lectures on attention and Transformers, row by row: what a slide says (in other words), where it is in the code, and the
-commands and experiments that show it. `qkv lectures WORD` finds rows in the terminal. A place is the lecture and the line of its
-text; a row with * is a claim, which works if an experiment measures it or a [remark](#remarks) checks it. Experiments give their
-verdict when they run, for or against the claim. Paths are below `src/qkv/`; MODEL, TEXT and names of files are yours to fill in.
+Five lectures on attention and Transformers, row by row: what a slide says (in other words), where
+it is in the code, and the commands and experiments that show it. `qkv lectures WORD` finds rows in
+the terminal. A place is the lecture and the line of its text; a row with * is a claim, which works
+if an experiment measures it or a [remark](#remarks) checks it. Experiments give their verdict when
+they run, for or against the claim. Paths are below `src/qkv/`; MODEL, TEXT and other words in
+capitals stand for your own. [Glossary](glossary.md): the lectures' words and the field's.
 
 This page is generated from `src/qkv/lab/lectures.toml` by `python -m qkv.lab.lectures`.
 """
@@ -209,7 +211,9 @@ def lecture_table(rows: Sequence[LectureRow]) -> Table:
             what += f" [{row.state}: {row.missing}]"
 
         table.add_row(
-            f"{row.name}\n{first_lines(row.place)}", Text(what), Text("\n".join([*where, *row.calls]))
+            f"{row.name}\n{first_lines(row.place)}",
+            Text(what),
+            Text("\n".join([*where, *row.calls])),
         )
 
     return table
@@ -236,7 +240,9 @@ def lectures_page() -> str:
     header = ("lectures", "place", "here", "code")
     parts += markdown_table(header, map(name_cells, lectures.names))
 
-    parts.append("\n## Differences\n\nClosed: both forms exist. Told: the default is another one.\n")
+    parts.append(
+        "\n## Differences\n\nClosed: both forms exist. Told: the default is another one.\n"
+    )
     header = ("place", "the slide", "here", "the slide's form", "")
     parts += markdown_table(header, map(difference_cells, lectures.differences))
 

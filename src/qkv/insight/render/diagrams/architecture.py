@@ -117,7 +117,8 @@ def summary_of(model: Model) -> str:
     if context is not None and not model.has_source:
         letters += f" (at most {context:,})"
 
-    return f"{amount(model)} parameters; {letters}"
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    return f"{parameters / 1e6:,.1f} million parameters; {letters}"
 
 
 def amount(*modules: nn.Module | None) -> str:
@@ -140,7 +141,7 @@ def columns_of(model: Model) -> list[PartColumn]:
     if not model.stacks:
         return recurrent_columns(backbone)
     if not model.has_source:
-        return [stack_column(model, "T", list(model.stacks.values())[0])]
+        return [stack_column(model, "T", next(iter(model.stacks.values())))]
 
     encoder, decoder = model.stacks.values()
     left = stack_column(model, "S", encoder)
@@ -203,7 +204,9 @@ def embedding_parts(
         yield Part(title, position_detail(embedding), "embedding", shape)
 
     if embedding.segment is not None:
-        yield Part("+ segments", f"{embedding.segment.num_embeddings} x {width:,}", "embedding", shape)
+        yield Part(
+            "+ segments", f"{embedding.segment.num_embeddings} x {width:,}", "embedding", shape
+        )
 
     if embedding.norm is not None:
         yield Part("layer norm", amount(embedding.norm), "norm", shape)

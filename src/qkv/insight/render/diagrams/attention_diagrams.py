@@ -72,8 +72,14 @@ def draw_multi_head() -> Figure:
     middle = 3.3
     columns = {"query": 1.3, "key": 3.3, "value": 5.3}
     heads = sheet.box(
-        middle, 2.6, "scaled dot-product attention", "H heads, each for itself",
-        kind="attention", wide=5.4, high=0.5, copies=3,
+        middle,
+        2.6,
+        "scaled dot-product attention",
+        "H heads, each for itself",
+        kind="attention",
+        wide=5.4,
+        high=0.5,
+        copies=3,
     )
     for name, x in columns.items():
         source = sheet.box(x, 0.6, input_title(name), input_shape(name), wide=1.6, high=0.46)
@@ -83,7 +89,9 @@ def draw_multi_head() -> Figure:
         sheet.arrow((x, linear.top[1] + 0.14), (x, heads.bottom[1]))
 
     concat = sheet.box(middle, 3.6, "concatenate heads", "(B, T, H D)", kind="operation", wide=2.6)
-    output = sheet.box(middle, 4.35, "linear: output", "W^O: H D x E", kind="feed_forward", wide=2.6)
+    output = sheet.box(
+        middle, 4.35, "linear: output", "W^O: H D x E", kind="feed_forward", wide=2.6
+    )
     sheet.arrow((middle, heads.top[1] + 0.14), concat.bottom)
     sheet.text(middle + 0.1, 3.19, "(B, H, T, D)", size=8, color=PALE, ha="left")
     sheet.arrow(concat.top, output.bottom)

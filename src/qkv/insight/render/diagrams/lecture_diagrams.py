@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 from matplotlib.figure import Figure
 
@@ -86,7 +87,9 @@ def draw_decoder_steps() -> Figure:
         >>> draw_decoder_steps().get_size_inches().tolist()
         [12.0, 5.2]
     """
-    below = "c_i = sum over j of a_ij h_j; lines are as wide as the weights, with the slide's numbers"
+    below = (
+        "c_i = sum over j of a_ij h_j; lines are as wide as the weights, with the slide's numbers"
+    )
     sheet = Diagram(12.0, 5.2, "A decoder with attention, step by step", below)
     for step, weights in enumerate(SLIDE_WEIGHTS):
         draw_step(sheet, 0.45 + 3.9 * step, step, weights)
@@ -131,7 +134,9 @@ def draw_paths() -> Figure:
         >>> draw_paths().get_size_inches().tolist()
         [11.0, 5.0]
     """
-    below = "n tokens of width d; the path of information from the first token to the last in orange"
+    below = (
+        "n tokens of width d; the path of information from the first token to the last in orange"
+    )
     sheet = Diagram(11.0, 5.0, "RNN and self-attention", below)
     draw_chain(sheet, 0.7)
     draw_attention_pairs(sheet, 6.1)
@@ -145,7 +150,7 @@ def draw_chain(sheet: Diagram, left: float) -> None:
     for token, state in zip(tokens, states, strict=True):
         sheet.arrow(token.top, state.bottom)
 
-    for before, after in zip(states, states[1:], strict=False):
+    for before, after in pairwise(states):
         sheet.arrow(before.right, after.left, color=COLOURS[1], linewidth=2.4)
 
     write_costs(sheet, left, "O(n d^2)", "n", "n - 1")
