@@ -237,7 +237,7 @@ def lectures_page() -> str:
         parts += markdown_table(("row", "place", "what", "code", "see it"), map(row_cells, rows))
 
     parts.append("\n## Names\n\nWhat the lectures call it, and what it is called here.\n")
-    header = ("lectures", "place", "here", "code")
+    header: tuple[str, ...] = ("lectures", "place", "here", "code")
     parts += markdown_table(header, map(name_cells, lectures.names))
 
     parts.append(
@@ -250,7 +250,7 @@ def lectures_page() -> str:
     header = ("place", "the slide", "what is true", "measured by")
     parts += markdown_table(header, map(slip_cells, lectures.slips))
 
-    parts.append("\n## Remarks")
+    parts.append("\n## Remarks\n\nThe code of all remarks runs from top to bottom.")
     for remark in lectures.remarks:
         parts += remark_lines(remark)
 
@@ -261,7 +261,10 @@ def state_lines(rows: Sequence[LectureRow]) -> list[str]:
     """A table of all states, for rows and for claims."""
     of_all = count_states(rows)
     of_claims = count_states(row for row in rows if row.claim)
-    cells = [(state, str(of_all[state]), str(of_claims[state])) for state in STATES]
+    cells: list[tuple[str, ...]] = []
+    for state in STATES:
+        cells.append((state, str(of_all[state]), str(of_claims[state])))
+
     cells.append(("all", str(sum(of_all.values())), str(sum(of_claims.values()))))
 
     return markdown_table(("state", "rows", "of these claims"), cells)

@@ -32,7 +32,7 @@ def test_a_large_preset_needs_no_memory(tmp_path: Path) -> None:
     drawn("gpt3-13b", "--out", str(out))
     text = out.read_text(encoding="utf-8")
     assert "40 heads of 128" in text
-    assert "12,936.5 million parameters" in text
+    assert "12,936.5 M parameters" in text
 
 
 def test_a_saved_model_and_the_default_name(

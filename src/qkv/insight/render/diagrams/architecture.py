@@ -108,17 +108,12 @@ def draw_architecture(model: Model, name: str) -> Figure:
 
 def summary_of(model: Model) -> str:
     """The number of parameters, and the meaning of the letters."""
-    config = backbone_of(model).config
     letters = "B sequences, T tokens"
     if model.has_source:
         letters = "B sequences, S source and T target tokens"
 
-    context = getattr(config, "context", None)
-    if context is not None and not model.has_source:
-        letters += f" (at most {context:,})"
-
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    return f"{parameters / 1e6:,.1f} million parameters; {letters}"
+    return f"{parameters / 1e6:,.1f} M parameters; {letters}"
 
 
 def amount(*modules: nn.Module | None) -> str:
@@ -192,7 +187,11 @@ def embedding_parts(
     if has_source:
         title = "source ids" if is_encoder else "target ids, shifted by one"
 
-    yield Part(title, "", "data", f"(B, {length})")
+    limit = ""
+    if stack.config.position == "learned":
+        limit = f"{length} at most {embedding.context:,}"
+
+    yield Part(title, limit, "data", f"(B, {length})")
 
     tokens, width = embedding.token.weight.shape
     shape = f"(B, {length}, {stack.config.width:,})"
