@@ -34,7 +34,7 @@ FIGURES: dict[str, Callable[[], Figure]] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Draw:
+class DrawCommand:
     """Draw the architecture of a model, with the sizes of its parts and the shapes between them.
 
     Also the figures of the lectures: attention, multi-head, tasks (how texts become rows of tokens

@@ -9,7 +9,7 @@ import pytest
 import qkv
 from qkv.command_line.parsing import run_command
 from qkv.command_line.usage_errors import UsageError
-from qkv.commands.draw import FIGURES, Draw
+from qkv.commands.draw import FIGURES, DrawCommand
 from qkv.models import RNNConfig, build
 
 # tyro's value for a missing flag does not have the annotated type.
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("without_shape_checks")
 
 
 def drawn(*arguments: str) -> None:
-    run_command(Draw, list(arguments), "qkv draw")
+    run_command(DrawCommand, list(arguments), "qkv draw")
 
 
 @pytest.mark.parametrize("name", FIGURES)

@@ -67,9 +67,6 @@ PLANNED = {
     "cats",
     "mask",
 }
-# Flags of branches that are not merged yet.
-PLANNED_FLAGS = {"--carry-memory"}
-
 
 # The rows
 
@@ -217,7 +214,7 @@ def fault_of(command: str) -> str | None:
     words = (name, *rest[:1]) if name == "train" else (name,)
     flags = flags_of_command(words)
     for flag, value in itertools.pairwise([*rest, ""]):
-        if not flag.startswith("--") or flag in PLANNED_FLAGS:
+        if not flag.startswith("--"):
             continue
         if flag not in flags:
             return flag

@@ -41,7 +41,7 @@ SCORES = {
 }
 
 
-class Part(NamedTuple):
+class DiagramPart(NamedTuple):
     """A box of the diagram, and the shape of what leaves it."""
 
     title: str
@@ -56,9 +56,9 @@ class Part(NamedTuple):
 class PartColumn:
     """The parts of one stack, from the bottom to the top."""
 
-    below: list[Part]
-    block: list[Part] = field(default_factory=list)
-    above: list[Part] = field(default_factory=list)
+    below: list[DiagramPart]
+    block: list[DiagramPart] = field(default_factory=list)
+    above: list[DiagramPart] = field(default_factory=list)
     repeats: int = 0
     """How often the block is repeated; 0 if there is none."""
     norm_before: bool = True
@@ -163,7 +163,7 @@ def stack_column(model: Model, length: str, stack: Any) -> PartColumn:
     if not is_encoder:
         above += output_parts(model, length)
     elif not above:
-        above = [Part("encoder output", shape, "data")]
+        above = [DiagramPart("encoder output", shape, "data")]
 
     return PartColumn(
         below=list(embedding_parts(embedding, stack, length, model.has_source, is_encoder)),
@@ -181,7 +181,7 @@ def norm_name(kind: str) -> str:
 
 def embedding_parts(
     embedding: Any, stack: Any, length: str, has_source: bool, is_encoder: bool
-) -> Iterator[Part]:
+) -> Iterator[DiagramPart]:
     """Token ids, their vectors, and what is added to these."""
     title = "token ids"
     if has_source:
@@ -191,24 +191,24 @@ def embedding_parts(
     if stack.config.position == "learned":
         limit = f"{length} at most {embedding.context:,}"
 
-    yield Part(title, limit, "data", f"(B, {length})")
+    yield DiagramPart(title, limit, "data", f"(B, {length})")
 
     tokens, width = embedding.token.weight.shape
     shape = f"(B, {length}, {stack.config.width:,})"
     scaled = f", times sqrt({stack.config.width})" if embedding.scale != 1 else ""
-    yield Part("token embedding", f"{tokens:,} x {width:,}{scaled}", "embedding", shape)
+    yield DiagramPart("token embedding", f"{tokens:,} x {width:,}{scaled}", "embedding", shape)
 
     if embedding.position is not None:
         title = f"{JOINS[embedding.join]} {POSITIONS[stack.config.position]}"
-        yield Part(title, position_detail(embedding), "embedding", shape)
+        yield DiagramPart(title, position_detail(embedding), "embedding", shape)
 
     if embedding.segment is not None:
-        yield Part(
+        yield DiagramPart(
             "+ segments", f"{embedding.segment.num_embeddings} x {width:,}", "embedding", shape
         )
 
     if embedding.norm is not None:
-        yield Part("layer norm", amount(embedding.norm), "norm", shape)
+        yield DiagramPart("layer norm", amount(embedding.norm), "norm", shape)
 
 
 def position_detail(embedding: Any) -> str:
@@ -221,7 +221,7 @@ def position_detail(embedding: Any) -> str:
     return f"{rows:,} x {width:,}"
 
 
-def block_parts(model: Model, stack: Any, shape: str) -> Iterator[Part]:
+def block_parts(model: Model, stack: Any, shape: str) -> Iterator[DiagramPart]:
     """The sublayers of one block."""
     config = stack.config
     block = stack.blocks[0]
@@ -236,14 +236,14 @@ def block_parts(model: Model, stack: Any, shape: str) -> Iterator[Part]:
         position = f", {config.position}"
 
     detail = attention_detail(block.attention) + position
-    yield Part(title, detail, "attention", shape)
+    yield DiagramPart(title, detail, "attention", shape)
     if stack.cross:
         detail = attention_detail(block.cross_attention)
-        yield Part("cross-attention", detail, "attention", shape, name="cross")
+        yield DiagramPart("cross-attention", detail, "attention", shape, name="cross")
 
     hidden = f"{config.width:,} to {config.width_of_hidden:,} to {config.width:,}"
     detail = f"{hidden}, {config.activation}; {amount(block.feed_forward)}"
-    yield Part("feed-forward", detail, "feed_forward", shape)
+    yield DiagramPart("feed-forward", detail, "feed_forward", shape)
 
 
 def attention_detail(attention: Any) -> str:
@@ -255,19 +255,19 @@ def attention_detail(attention: Any) -> str:
     return f"{heads}; {amount(attention)}"
 
 
-def norm_parts(stack: Any, shape: str) -> Iterator[Part]:
+def norm_parts(stack: Any, shape: str) -> Iterator[DiagramPart]:
     """The norm after the last block, if there is one."""
     if stack.norm is not None:
-        yield Part(norm_name(stack.config.norm), amount(stack.norm), "norm", shape)
+        yield DiagramPart(norm_name(stack.config.norm), amount(stack.norm), "norm", shape)
 
 
-def output_parts(model: Model, length: str) -> list[Part]:
+def output_parts(model: Model, length: str) -> list[DiagramPart]:
     """The output layer for tokens, or the head of a task."""
     backbone: Any = backbone_of(model)
     if model.task is not None:
         head = model.task
         detail = f"{head.task}, {head.pooling} vector; {amount(model.head)}"
-        return [Part("task head", detail, "output", f"(B, 1, {head.outputs})")]
+        return [DiagramPart("task head", detail, "output", f"(B, 1, {head.outputs})")]
     if backbone.predicts is None:
         return []
 
@@ -277,14 +277,16 @@ def output_parts(model: Model, length: str) -> list[Part]:
     parts = []
     if backbone.predicts == "masked":
         shape = f"(B, {length}, {width:,})"
-        parts.append(Part("dense, norm", amount(head.dense, head.norm), "feed_forward", shape))
+        parts.append(
+            DiagramPart("dense, norm", amount(head.dense, head.norm), "feed_forward", shape)
+        )
 
     tied = " = embedding" if matrix is backbone.embedding.token.weight else ""
     title = "output layer"
     parts.append(
-        Part(title, f"{width:,} x {tokens:,}{tied}", "output", f"(B, {length}, {tokens:,})")
+        DiagramPart(title, f"{width:,} x {tokens:,}{tied}", "output", f"(B, {length}, {tokens:,})")
     )
-    parts.append(Part("softmax", f"predicts the {backbone.predicts} token", "operation"))
+    parts.append(DiagramPart("softmax", f"predicts the {backbone.predicts} token", "operation"))
     return parts
 
 
@@ -305,50 +307,52 @@ def recurrent_columns(model: Any) -> list[PartColumn]:
     return columns
 
 
-def recurrent_encoder(model: Any) -> Iterator[Part]:
+def recurrent_encoder(model: Any) -> Iterator[DiagramPart]:
     """The parts that read the source."""
     config = model.config
     shape = f"(B, S, {config.width:,})"
-    yield Part("source ids", "", "data", "(B, S)")
+    yield DiagramPart("source ids", "", "data", "(B, S)")
     yield embedding_part(model.source_embedding, shape)
 
     directions = "both directions, " if config.bidirectional else ""
     detail = f"{directions}{recurrent_detail(config, model.encoder)}"
-    yield Part(config.cell.upper(), detail, "recurrent", shape)
+    yield DiagramPart(config.cell.upper(), detail, "recurrent", shape)
     detail = "the last one starts the decoder"
-    yield Part("states h_1 ... h_S", detail, "data", name="encoded")
+    yield DiagramPart("states h_1 ... h_S", detail, "data", name="encoded")
 
 
-def recurrent_decoder(model: Any) -> Iterator[Part]:
+def recurrent_decoder(model: Any) -> Iterator[DiagramPart]:
     """The parts that predict the target, or the next token of a text."""
     config = model.config
     width = config.width
     shape = f"(B, T, {width:,})"
     attends = getattr(config, "attention", "none") != "none"
     title = "target ids, shifted by one" if model.has_source else "token ids"
-    yield Part(title, "", "data", "(B, T)")
+    yield DiagramPart(title, "", "data", "(B, T)")
     yield embedding_part(model.embedding, shape)
     if attends:
         detail = f"weights: softmax of {SCORES[config.attention]}"
         shape_read = f"(B, T, {2 * width:,})"
-        yield Part("join context vector c_t", detail, "attention", shape_read, name="cross")
+        yield DiagramPart("join context vector c_t", detail, "attention", shape_read, name="cross")
 
     layers = model.decoder if model.has_source else model.layers
     detail = recurrent_detail(config, layers)
-    yield Part(config.cell.upper(), detail, "recurrent", shape, name="states")
+    yield DiagramPart(config.cell.upper(), detail, "recurrent", shape, name="states")
     if attends:
         detail = f"tanh, {2 * width:,} to {width:,}"
-        yield Part("join state and c_t", detail, "feed_forward", shape)
+        yield DiagramPart("join state and c_t", detail, "feed_forward", shape)
 
     tokens = config.vocabulary
     tied = " = embedding" if config.tied else ""
-    yield Part("output layer", f"{width:,} x {tokens:,}{tied}", "output", f"(B, T, {tokens:,})")
-    yield Part("softmax", f"predicts the {model.predicts} token", "operation")
+    yield DiagramPart(
+        "output layer", f"{width:,} x {tokens:,}{tied}", "output", f"(B, T, {tokens:,})"
+    )
+    yield DiagramPart("softmax", f"predicts the {model.predicts} token", "operation")
 
 
-def embedding_part(embedding: Any, shape: str) -> Part:
+def embedding_part(embedding: Any, shape: str) -> DiagramPart:
     tokens, width = embedding.weight.shape
-    return Part("token embedding", f"{tokens:,} x {width:,}", "embedding", shape)
+    return DiagramPart("token embedding", f"{tokens:,} x {width:,}", "embedding", shape)
 
 
 def recurrent_detail(config: Any, layers: nn.Module | None) -> str:
@@ -386,7 +390,7 @@ def draw_parts(
     sheet: Diagram,
     x: float,
     y: float,
-    parts: Sequence[Part],
+    parts: Sequence[DiagramPart],
     last: Box | None,
     drawn: dict[str, Box],
 ) -> tuple[Box | None, float]:
@@ -402,7 +406,7 @@ def draw_parts(
     return last, y
 
 
-def draw_part(sheet: Diagram, x: float, y: float, part: Part, drawn: dict[str, Box]) -> Box:
+def draw_part(sheet: Diagram, x: float, y: float, part: DiagramPart, drawn: dict[str, Box]) -> Box:
     """Draw one box, and above it the shape of what leaves it."""
     box = sheet.box(x, y, part.title, part.detail, kind=part.kind, wide=WIDE, high=HIGH)
     if part.shape:
@@ -419,7 +423,7 @@ def draw_sublayer(
     sheet: Diagram,
     x: float,
     y: float,
-    part: Part,
+    part: DiagramPart,
     column: PartColumn,
     last: Box,
     drawn: dict[str, Box],

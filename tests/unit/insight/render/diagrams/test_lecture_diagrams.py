@@ -10,6 +10,7 @@ from matplotlib.text import Text
 
 from qkv.insight.render.diagrams import lecture_diagrams
 from qkv.insight.render.diagrams.attention_diagrams import draw_attention, draw_multi_head
+from qkv.lab import board
 from qkv.models import heads
 
 
@@ -44,10 +45,9 @@ def test_the_figure_of_tasks_has_the_table_of_heads() -> None:
     assert shown.count("Transformer") == 8  # two rows each for similarity and choice
 
 
-def test_decoder_steps_have_weights_that_sum_to_1_and_lines_as_wide() -> None:
+def test_decoder_steps_have_the_weights_of_the_board_and_lines_as_wide() -> None:
     figure = lecture_diagrams.draw_decoder_steps()
-    for weights in lecture_diagrams.SLIDE_WEIGHTS:
-        assert round(sum(weights), 6) == 1
+    assert lecture_diagrams.SLIDE_WEIGHTS == board.SLIDE_ALIGNMENT
 
     lines = [line.get_linewidth() for line in figure.axes[0].lines]
     widest = [max(range(3), key=lines[3 * step : 3 * step + 3].__getitem__) for step in range(3)]
