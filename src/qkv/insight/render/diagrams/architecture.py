@@ -208,7 +208,7 @@ def embedding_parts(
         )
 
     if embedding.norm is not None:
-        yield DiagramPart("layer norm", amount(embedding.norm), "norm", shape)
+        yield DiagramPart("layer norm", f"{amount(embedding.norm)} parameters", "norm", shape)
 
 
 def position_detail(embedding: Any) -> str:
@@ -258,7 +258,9 @@ def attention_detail(attention: Any) -> str:
 def norm_parts(stack: Any, shape: str) -> Iterator[DiagramPart]:
     """The norm after the last block, if there is one."""
     if stack.norm is not None:
-        yield DiagramPart(norm_name(stack.config.norm), amount(stack.norm), "norm", shape)
+        yield DiagramPart(
+            norm_name(stack.config.norm), f"{amount(stack.norm)} parameters", "norm", shape
+        )
 
 
 def output_parts(model: Model, length: str) -> list[DiagramPart]:
@@ -278,7 +280,9 @@ def output_parts(model: Model, length: str) -> list[DiagramPart]:
     if backbone.predicts == "masked":
         shape = f"(B, {length}, {width:,})"
         parts.append(
-            DiagramPart("dense, norm", amount(head.dense, head.norm), "feed_forward", shape)
+            DiagramPart(
+                "dense, norm", f"{amount(head.dense, head.norm)} parameters", "feed_forward", shape
+            )
         )
 
     tied = " = embedding" if matrix is backbone.embedding.token.weight else ""
