@@ -28,7 +28,8 @@ def write_book(book: Path) -> Path:
         f'<div class="scroller">{table}</div></section>'
         '<p id="status" hidden></p>'
     )
-    place = f"The lab · {len(results)} experiments"
+    noun = "experiment" if len(results) == 1 else "experiments"
+    place = f"The lab · {len(results)} {noun}"
     storage.write_text(book / PAGE, document("The lab", place, content, {"marks": []}))
     return book / PAGE
 
