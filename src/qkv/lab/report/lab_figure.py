@@ -354,7 +354,7 @@ def name_ticks(axes: Axes, labels: Sequence[str]) -> None:
 
 def ticks_at(axis: Axis, values: Sequence[float], *, logarithmic: bool) -> None:
     """Ticks at the values that were measured, if they are few and their labels have room."""
-    axis.set_major_formatter(FuncFormatter(lambda value, _: tick_text(value)))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: tick_text(float(value))))
     if len(set(values)) > FEW_TICKS or (logarithmic and min(values) <= 0):
         return
 
@@ -380,7 +380,7 @@ def plain_axis(axis: Axis) -> None:
 
         axis.set_minor_formatter(NullFormatter())
 
-    axis.set_major_formatter(FuncFormatter(lambda value, _: tick_text(value)))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: tick_text(float(value))))
 
 
 def tick_text(value: float) -> str:
