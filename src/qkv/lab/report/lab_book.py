@@ -52,7 +52,7 @@ def counts_html(results: dict[Path, dict[str, Any]]) -> str:
     parts = []
     for verdict in ("holds", "does not hold", "cannot be told"):
         count = sum(result["verdict"] == verdict for result in results.values())
-        parts.append(f"<span>{count} {verdict_word(verdict)}</span>")  # type: ignore[arg-type]
+        parts.append(f"<span>{count} {verdict_word(verdict)}</span>")
 
     minutes = sum(float(result.get("minutes", 0)) for result in results.values())
     parts.append(f'<span class="note">{minutes:.0f} minutes in all</span>')

@@ -109,8 +109,10 @@ def marker_of(results: Results, arm: str) -> str:
 
 
 def legend_handle(results: Results, arm: str) -> Line2D:
-    style = {"color": colour_of(results, arm), "marker": marker_of(results, arm)}
-    return Line2D([], [], linewidth=2, markersize=5, label=textwrap.fill(arm, 44), **style)
+    colour = colour_of(results, arm)
+    marker = marker_of(results, arm)
+    label = textwrap.fill(arm, 44)
+    return Line2D([], [], color=colour, marker=marker, linewidth=2, markersize=5, label=label)
 
 
 # A panel

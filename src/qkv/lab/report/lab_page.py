@@ -10,6 +10,7 @@ import html
 import json
 import re
 from collections.abc import Iterable, Sequence
+from functools import partial
 from importlib.resources import files
 from pathlib import Path
 from string import Template
@@ -48,9 +49,9 @@ def write_page(results: Results, folder: Path) -> Path:
     """Write the figure as PNG and SVG, a thumbnail, and the page; return the page's path."""
     name = results.experiment.name
     for ending in ("png", "svg"):
-        save(lambda: draw_results(results), folder / f"{name}.{ending}")
+        save(partial(draw_results, results), folder / f"{name}.{ending}")
 
-    thumbnail = render(lambda: draw_one(results, 0), "png", dpi=40)
+    thumbnail = render(partial(draw_one, results, 0), "png", dpi=40)
     with storage.replacing(folder / THUMBNAIL, len(thumbnail)) as staged:
         staged.write_bytes(thumbnail)
 
@@ -166,7 +167,7 @@ def figure_section(results: Results) -> str:
     pictures = []
     for number, panel in enumerate(results.experiment.panels):
         label = f"{panel.title or panel.measure}: {panel.y} over {panel.x}".rstrip(": over")
-        svg = render(lambda number=number: draw_one(results, number), "svg").decode()  # type: ignore[misc]
+        svg = render(partial(draw_one, results, number), "svg").decode()
         pictures.append(f"<figure>{inline_svg(svg, label)}</figure>")
 
     single = " single" if len(pictures) == 1 else ""
@@ -206,7 +207,7 @@ def verdict_section(results: Results) -> str:
     """Each part of the claim with its effect, its picture and the test."""
     parts = []
     for finding in results.findings:
-        svg = render(lambda finding=finding: draw_effect(finding), "svg").decode()  # type: ignore[misc]
+        svg = render(partial(draw_effect, finding), "svg").decode()
         label = f"effect {range_text(finding.effect)}, relevant from {finding.relevant:g}"
         parts.append(
             f'<div class="finding"><div><h3>{verdict_word(finding.verdict)}: '
