@@ -183,7 +183,7 @@ def list_experiments(out: Path) -> Table:
         table.add_row(name, escape(experiment.claim), slide, f"{small:g}", found)
 
     for name, lab in MATRICES.items():
-        table.add_row(name, lab.shows, lab.slides, "0", "")
+        table.add_row(name, lab.shows, lab.slides, "", "")
 
     table.caption = (
         "qkv lab NAME runs one; qkv lab all --out book runs all, on two cores in about "

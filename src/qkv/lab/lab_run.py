@@ -204,7 +204,11 @@ def plan(planned: Planned) -> str:
     if sweep.done:
         text += f"; {len(sweep.done)} of {len(sweep.cells)} are measured"
 
-    return f"{text}. Estimated time: {clock(sweep.seconds_left())}."
+    text += f". Estimated time: {clock(sweep.seconds_left())}"
+    if planned.size == "large" and sweep.device.type == "cpu":
+        text += " on a GPU, and much longer here"
+
+    return f"{text}."
 
 
 def plan_all(plans: Sequence[Planned]) -> str:

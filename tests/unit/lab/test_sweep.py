@@ -43,6 +43,27 @@ def test_a_sweep_measures_what_was_not_measured(tmp_path: Path) -> None:
     assert measured(sweep_of(tmp_path, effect=2.0)) == cells
 
 
+def test_two_sweeps_in_one_folder_do_not_destroy_each_other(tmp_path: Path) -> None:
+    first = sweep_of(tmp_path)
+    second = sweep_of(tmp_path)
+    first.run()
+    second.run()
+    for cell, measurement in first.done.items():
+        assert second.done[cell].measured == measurement.measured
+
+    assert len(list((tmp_path / "measured").iterdir())) == 4
+    assert sweep_of(tmp_path).to_do == []
+
+
+def test_the_time_left_is_estimated_from_what_was_measured() -> None:
+    sweep = sweep_of(None, seeds=2)
+    assert sweep.seconds_left() == pytest.approx(60 * 0.1 * 2)  # on one core of the two
+    for arm in ("with", "without"):
+        sweep.done[arm, 0] = Measurement(arm, 0, {}, 5.0 if arm == "with" else 1.0)
+
+    assert sweep.seconds_left() == pytest.approx(6.0)
+
+
 def test_a_number_read_again_is_the_same(tmp_path: Path) -> None:
     first = sweep_of(tmp_path)
     first.run()

@@ -132,6 +132,7 @@ def draw_panel(axes: Axes, results: Results, number: int) -> None:
     axes.set_ylabel(textwrap.fill(y_label, 44))
     if panel.draw is not None:
         panel.draw(axes, results)
+        finish_own(axes, panel)
         return
 
     found = marks(results, number)
@@ -151,6 +152,22 @@ def draw_panel(axes: Axes, results: Results, number: int) -> None:
     plain_axis(axes.yaxis)
     for name, level in (panel.levels or {}).items():
         draw_level(axes, name, level)
+
+
+def finish_own(axes: Axes, panel: Panel) -> None:
+    """The scales, levels and legend of a panel that draws itself."""
+    if "x" in panel.log:
+        axes.set_xscale("log")
+        plain_axis(axes.xaxis)
+    if "y" in panel.log:
+        axes.set_yscale("log")
+        plain_axis(axes.yaxis)
+
+    for name, level in (panel.levels or {}).items():
+        draw_level(axes, name, level)
+
+    if axes.get_legend() is None and axes.get_legend_handles_labels()[0]:
+        axes.legend()
 
 
 def marks(results: Results, number: int) -> list[Mark]:

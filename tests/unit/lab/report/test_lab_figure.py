@@ -106,8 +106,11 @@ def test_a_panel_may_draw_itself() -> None:
     def draw(axes: Axes, results: Results) -> None:
         axes.bar([0], [results.interval("with", "score").mean])
 
-    results = with_panels(planted_results(), Panel("score", "x", "y", "own", draw=draw))
+    panel = Panel("score", "x", "y", "own", log="y", levels={"chance": 2.0}, draw=draw)
+    results = with_panels(planted_results(), panel)
     figure = draw_one(results, 0)
+    assert figure.axes[0].get_yscale() == "log"
+    assert [text.get_text() for text in figure.axes[0].texts] == ["chance"]
     assert len(figure.axes[0].patches) == 1
     assert marks(results, 0) == []
     assert legend_arms(results) == []
