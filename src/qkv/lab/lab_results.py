@@ -25,7 +25,7 @@ from qkv.lab.paired_intervals import (
 from qkv.tables import Table
 
 
-class Row(NamedTuple):
+class MeasuredRow(NamedTuple):
     """One number that was measured."""
 
     arm: str
@@ -62,7 +62,7 @@ class Results:
     facts: dict[str, Any] = field(default_factory=dict)
 
     @cached_property
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[MeasuredRow]:
         """All numbers in long form, which a data frame takes as it is."""
         return list(expand(self.measured))
 
@@ -200,7 +200,7 @@ class Results:
         return f"{table}<p>{self.caption}</p><p>{claim}</p>"
 
 
-def expand(measured: Mapping[tuple[str, int], Measured]) -> Iterator[Row]:
+def expand(measured: Mapping[tuple[str, int], Measured]) -> Iterator[MeasuredRow]:
     """One row for each number, in the order of the measurements."""
     for (arm, seed), measures in measured.items():
         for measure, by_x in measures.items():
@@ -208,6 +208,6 @@ def expand(measured: Mapping[tuple[str, int], Measured]) -> Iterator[Row]:
             for x, y in pairs:
                 if isinstance(y, Sequence):
                     for unit, number in enumerate(y):
-                        yield Row(arm, unit, measure, x, float(number))
+                        yield MeasuredRow(arm, unit, measure, x, float(number))
                 else:
-                    yield Row(arm, seed, measure, x, float(y))
+                    yield MeasuredRow(arm, seed, measure, x, float(y))

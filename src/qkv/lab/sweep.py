@@ -38,7 +38,7 @@ SHARED = (Path(__file__).with_name("fit.py"), Path(__file__).with_name("surgery.
 """Files that many experiments use."""
 
 
-class Measurement(NamedTuple):
+class CellResult(NamedTuple):
     """What one cell gave, and how long it took."""
 
     arm: str
@@ -84,7 +84,7 @@ class Sweep:
         self.folder = folder
         self.device = device_named(device)
         self.code = code_digest(experiment)
-        self.done: dict[tuple[str, int], Measurement] = {}
+        self.done: dict[tuple[str, int], CellResult] = {}
         self.read()
         self.workers = min(self.most_workers(workers), max(1, len(self.to_do)))
 
@@ -127,7 +127,7 @@ class Sweep:
                 measured = plain(from_json(stored["measured"]))
                 seconds, workers = float(stored["seconds"]), int(stored["workers"])
                 day = str(stored["day"])
-                self.done[arm, seed] = Measurement(arm, seed, measured, seconds, workers, day)
+                self.done[arm, seed] = CellResult(arm, seed, measured, seconds, workers, day)
             except (OSError, ValueError, KeyError, TypeError, AttributeError):
                 continue
 
@@ -137,7 +137,7 @@ class Sweep:
             with storage.staging(self.folder / "measured", 0, "the measurements"):
                 pass
 
-    def keep(self, measurement: Measurement) -> None:
+    def keep(self, measurement: CellResult) -> None:
         """Write a measurement, all of it or nothing."""
         measurement = measurement._replace(workers=self.workers, day=date.today().isoformat())
         self.done[measurement.arm, measurement.seed] = measurement
@@ -167,7 +167,7 @@ class Sweep:
 
         return total / self.workers
 
-    def run(self, report: Callable[[Measurement], object] = lambda measurement: None) -> None:
+    def run(self, report: Callable[[CellResult], object] = lambda measurement: None) -> None:
         """Measure what is left; each measurement is kept as soon as it is there."""
         self.check_folder()
         if self.workers == 1 or len(self.to_do) == 1:
@@ -182,12 +182,12 @@ class Sweep:
             self.keep(measurement)
             report(measurement)
 
-    def in_processes(self) -> Iterator[Measurement]:
+    def in_processes(self) -> Iterator[CellResult]:
         """Measure in several processes with one thread each."""
         context = multiprocessing.get_context("spawn")
         settings = vars(self.size)
         pool = ProcessPoolExecutor(self.workers, context, initializer=start_worker)
-        futures: dict[Future[Measurement], tuple[str, int]] = {}
+        futures: dict[Future[CellResult], tuple[str, int]] = {}
         try:
             with ignoring_interrupts():
                 for arm, seed in self.to_do:
@@ -211,7 +211,7 @@ class Sweep:
 
 def measure_cell(
     experiment: Experiment, arm: str, seed: int, size: Size, device: torch.device
-) -> Measurement:
+) -> CellResult:
     """Measure one arm with one seed, from the same random state every time.
 
     Raises:
@@ -227,7 +227,7 @@ def measure_cell(
         problem = f"{type(error).__name__}: {error}"
         raise RuntimeError(f"{experiment.name}, {arm}, seed {seed}: {problem}") from error
 
-    return Measurement(arm, seed, measured, perf_counter() - start)
+    return CellResult(arm, seed, measured, perf_counter() - start)
 
 
 # Workers
@@ -262,7 +262,7 @@ def end_with_parent() -> None:
         os._exit(1)
 
 
-def work(spec: str, arm: str, seed: int, settings: dict[str, Any], device: str) -> Measurement:
+def work(spec: str, arm: str, seed: int, settings: dict[str, Any], device: str) -> CellResult:
     """Measure one cell in a worker."""
     return measure_cell(find(spec), arm, seed, Size(**settings), torch.device(device))
 

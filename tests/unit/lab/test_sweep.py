@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from qkv.lab import find
-from qkv.lab.sweep import Measurement, Sweep, from_json, plain, to_json
+from qkv.lab.sweep import CellResult, Sweep, from_json, plain, to_json
 from support.planted_experiment import SPEC
 from support.waiting import until
 
@@ -30,7 +30,7 @@ def sweep_of(folder: Path | None, workers: int = 1, seeds: int = 2, **settings: 
 
 def measured(sweep: Sweep) -> list[tuple[str, int]]:
     """What is measured by this call."""
-    done: list[Measurement] = []
+    done: list[CellResult] = []
     sweep.run(done.append)
     return [(measurement.arm, measurement.seed) for measurement in done]
 
@@ -59,7 +59,7 @@ def test_the_time_left_is_estimated_from_what_was_measured() -> None:
     sweep = sweep_of(None, seeds=2)
     assert sweep.seconds_left() == pytest.approx(60 * 0.1 * 2)  # on one core of the two
     for arm in ("with", "without"):
-        sweep.done[arm, 0] = Measurement(arm, 0, {}, 5.0 if arm == "with" else 1.0)
+        sweep.done[arm, 0] = CellResult(arm, 0, {}, 5.0 if arm == "with" else 1.0)
 
     assert sweep.seconds_left() == pytest.approx(6.0)
 
@@ -145,7 +145,7 @@ def test_where_time_is_measured_nothing_runs_beside_it() -> None:
 def test_a_folder_that_cannot_be_written_is_refused_before_measuring(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     sweep = sweep_of(tmp_path / "file")
-    done: list[Measurement] = []
+    done: list[CellResult] = []
     with pytest.raises(OSError):
         sweep.run(done.append)
 
