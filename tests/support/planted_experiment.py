@@ -30,14 +30,15 @@ def measure(cell: Cell) -> dict[str, Any]:
         time.sleep(float(os.environ.get("PLANTED_WAIT", "0")))
 
     shared = torch.randn((), generator=torch.Generator().manual_seed(cell.seed)).item()
-    own = torch.randn(3).tolist()  # of the global generator
+    noise = torch.randn(3).tolist()  # of the global generator
+    own = noise[ARMS.index(cell.arm)]
     effect = size.effect if cell.arm == "with" else 0.0
     curve = {}
     for x in (1, 2, 4):
-        curve[x] = 1.5 + 0.1 * shared + effect * x / 4 + 0.01 * own[0]
+        curve[x] = 1.5 + 0.1 * shared + effect * x / 4 + 0.01 * own
 
-    kinds = {"noun": shared + own[1], "a <long> & odd name": shared + own[2]}
-    score = 10 * shared + effect + size.noise * own[0]
+    kinds = {"noun": shared + own, "a <long> & odd name": shared + noise[2]}
+    score = 10 * shared + effect + size.noise * own
     return {"score": score, "curve": curve, "kinds": kinds}
 
 

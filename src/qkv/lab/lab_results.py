@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,6 +24,9 @@ from qkv.lab.paired_intervals import (
     overall,
 )
 from qkv.tables import Table
+
+SHOWN = 10
+"""Values of x of a measure that a printed table shows."""
 
 
 class MeasuredRow(NamedTuple):
@@ -138,14 +142,21 @@ class Results:
         """holds, does not hold, or cannot be told at this size."""
         return overall(self.findings)
 
-    def table(self) -> Table:
-        """Means with intervals: a row for each measure and x, a column for each arm."""
+    def table(self, most: int | None = None) -> Table:
+        """Means with intervals: a row for each measure and x, a column for each arm.
+
+        Args:
+            most: Values of x to show for each measure, evenly spread (default: all).
+        """
         table = Table(header_style="bold", caption_justify="left")
         table.caption = self.caption
+        if any(len(self.xs(row.measure)) > (most or math.inf) for row in self.rows):
+            table.caption += " Some x are left out; the page and result.json have all."
+
         for head in self.heads():
             table.add_column(escape(head), justify="left" if head == "measure" else "right")
 
-        for cells in self.lines():
+        for cells in self.lines(most):
             table.add_row(*map(escape, cells))
 
         return table
@@ -165,14 +176,14 @@ class Results:
         has_x = any(row.x is not None for row in self.rows)
         return ["measure", *(["x"] if has_x else []), *self.experiment.arms]
 
-    def lines(self) -> Iterator[list[str]]:
+    def lines(self, most: int | None = None) -> Iterator[list[str]]:
         """The rows of the table: measure, x (if there is one), and one text for each arm."""
         has_x = "x" in self.heads()
         for measure in dict.fromkeys(row.measure for row in self.rows):
-            for x in self.xs(measure):
+            for x in spread(self.xs(measure), most):
                 cells = [measure]
                 if has_x:
-                    cells.append("" if x is None else str(x))
+                    cells.append(x_text(x))
 
                 for arm in self.experiment.arms:
                     known = (arm, measure, x) in self.index
@@ -181,12 +192,12 @@ class Results:
                 yield cells
 
     def __rich__(self) -> Table:
-        return self.table()
+        return self.table(SHOWN)
 
     def __repr__(self) -> str:
         console = Console(width=100, highlight=False)
         with console.capture() as capture:
-            console.print(self.table())
+            console.print(self)
 
         return f"{capture.get()}{self.verdict}: {self.experiment.claim}"
 
@@ -211,3 +222,20 @@ def expand(measured: Mapping[tuple[str, int], Measured]) -> Iterator[MeasuredRow
                         yield MeasuredRow(arm, unit, measure, x, float(number))
                 else:
                     yield MeasuredRow(arm, seed, measure, x, float(y))
+
+
+def spread(xs: Sequence[Any], most: int | None) -> Sequence[Any]:
+    """At most so many of the values, evenly spread from the first to the last."""
+    if most is None or len(xs) <= most:
+        return xs
+
+    step = (len(xs) - 1) / (most - 1)
+    return [xs[round(number * step)] for number in range(most)]
+
+
+def x_text(x: Any) -> str:
+    """An x as text: 0.5, 2e+10, a word; nothing if there is none."""
+    if x is None:
+        return ""
+
+    return f"{x:g}" if isinstance(x, float) else str(x)

@@ -85,7 +85,10 @@ def judge(check: Check, effects: Sequence[float]) -> Finding:
         check.says, "cannot be told", effect, check.relevant, check.expects, check.exact, ""
     )
     if effect.units < FEWEST and not check.exact:
-        test = f"{effect.units} repetitions are too few: a verdict needs {FEWEST} or more."
+        test = f"Measured {effect.units} times; a verdict needs {FEWEST} or more."
+        if effect.units == 1:
+            test = f"Measured once; a verdict needs {FEWEST} repetitions or more."
+
         return finding._replace(test=test)
 
     if check.expects == "same":
@@ -182,7 +185,7 @@ def range_text(interval: Interval) -> str:
     """A mean with the ends of its interval: 1.2 [0.9, 1.5]."""
     mean, low, high, _ = interval
     text = number_text(mean, 3)
-    if not (math.isfinite(low) and math.isfinite(high)):
+    if low == high or not (math.isfinite(low) and math.isfinite(high)):
         return text
 
     return f"{text} [{number_text(low, 3)}, {number_text(high, 3)}]"

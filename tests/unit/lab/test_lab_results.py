@@ -70,6 +70,17 @@ def test_results_print_as_a_table() -> None:
     assert "│ score" in text
 
 
+def test_a_printed_table_shows_some_of_many_x() -> None:
+    curve = {float(x): 1.0 * x for x in range(0, 101, 2)}
+    results = results_of({(arm, 0): {"curve": curve} for arm in ("with", "without")}, checks=())
+    assert len(list(results.lines())) == 51
+    shown = [line[1] for line in results.lines(10)]
+    assert len(shown) == 10
+    assert shown[0] == "0"
+    assert shown[-1] == "100"
+    assert "Some x are left out" in repr(results)
+
+
 def test_results_are_a_table_in_a_notebook_with_escaped_text() -> None:
     html = planted_results()._repr_html_()
     assert "<th>with</th>" in html

@@ -126,7 +126,7 @@ def test_the_verdict_depends_on_the_relevant_effect() -> None:
 
 def test_two_units_are_too_few_and_one_count_is_enough() -> None:
     assert judge(MORE, [1.0, 1.0]).verdict == "cannot be told"
-    assert "too few" in judge(MORE, [1.0, 1.0]).test
+    assert "a verdict needs 3" in judge(MORE, [1.0, 1.0]).test
     exact = Check("", lambda value: 0.0, relevant=1.0, exact=True)
     assert judge(exact, [3.0]).verdict == "holds"
     assert judge(exact, [-3.0]).verdict == "does not hold"
@@ -165,4 +165,5 @@ def test_numbers_have_sensible_digits() -> None:
     assert interval_text(Interval(123.4, 100.0, 146.8, 5)) == "123 ±23"
     assert interval_text(Interval(1.0, -math.inf, math.inf, 1)) == "1"
     assert range_text(Interval(0.5, 0.25, 0.75, 3)) == "0.5 [0.25, 0.75]"
+    assert range_text(Interval(0.5, 0.5, 0.5, 3)) == "0.5"
     assert range_text(Interval(0.5, -math.inf, math.inf, 1)) == "0.5"

@@ -34,7 +34,7 @@ MANY = 40
 """Units above which they are not drawn one by one, and points of a line that have a mark."""
 FEW_TICKS = 10
 """Values of x that are ticks of their own."""
-LINE = 64
+LINE = 66
 """Letters of tick labels that fit below a panel."""
 ON_DARK, ON_LIGHT = "#FEFEFE", "#1B1B1B"
 """Colours of text in a cell, which stay as they are in the dark theme of the page."""
@@ -404,6 +404,9 @@ def plain_axis(axis: Axis) -> None:
 
 def tick_text(value: float) -> str:
     """20k for 20,000, and 0.05."""
+    if abs(value) >= 1e15:
+        return f"{value:.3g}"
+
     for factor, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e4, "k")):
         if abs(value) >= factor:
             unit = 1e3 if letter == "k" else factor

@@ -19,7 +19,7 @@ from typing import Any
 from qkv import storage
 from qkv.insight.render.figures.figure_style import render, save
 from qkv.insight.render.page import hashed
-from qkv.lab.lab_results import Results
+from qkv.lab.lab_results import Results, x_text
 from qkv.lab.paired_intervals import VerdictWord, interval_text, number_text, range_text
 from qkv.lab.report.forest_plot import draw_effect
 from qkv.lab.report.inline_svg import inline_svg
@@ -117,9 +117,11 @@ def items(texts: Iterable[str]) -> str:
     """A list; what begins with qkv is a command."""
     lines = []
     for text in texts:
-        content = code_text(text)
-        if text.startswith("qkv ") and "`" not in text:
-            content = f"<code>{content}</code>"
+        command, colon, rest = text.partition(": ")
+        if text.startswith("qkv ") and "`" not in command:
+            content = f"<code>{html.escape(command)}</code>{colon}{code_text(rest)}"
+        else:
+            content = code_text(text)
 
         lines.append(f"<li>{content}</li>")
 
@@ -260,7 +262,7 @@ def described(mark: Mark, panel: int, x_label: str, unit: str) -> dict[str, Any]
     """A mark as the script needs it."""
     title = mark.arm
     if mark.x is not None:
-        title = f"{mark.arm}, {x_label or 'x'} {mark.x}"
+        title = f"{mark.arm}, {x_label or 'x'} {x_text(mark.x)}"
 
     units = ""
     if 1 < len(mark.values) <= FEW:

@@ -150,6 +150,7 @@ def test_the_effect_is_drawn_beside_zero_and_what_matters() -> None:
 
 
 def test_ticks_are_short() -> None:
+    assert tick_text(1e18) == "1e+18"
     values = [0.05, 1.0, 9999.0, 20000.0, 3e6, 4.5e9, 2e13, -20000.0]
     texts = ["0.05", "1", "9999", "20k", "3M", "4.5G", "20T", "-20k"]
     assert list(map(tick_text, values)) == texts

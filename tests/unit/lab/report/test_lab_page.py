@@ -11,7 +11,7 @@ import pytest
 
 from qkv.lab.report.inline_svg import inline_svg
 from qkv.lab.report.lab_book import write_book
-from qkv.lab.report.lab_page import code_text, page
+from qkv.lab.report.lab_page import code_text, items, page
 from qkv.lab.report.result_files import as_json, is_written, read_result, write_results
 from support.planted_experiment import planted_results, results_of
 
@@ -88,6 +88,13 @@ def test_a_picture_has_attributes_in_place_of_styles() -> None:
         '<g><path id="mark-0-1-2" fill="#ff0000" stroke-width="0.8"/>'
         '<text font-size="11" font-weight="700" text-anchor="middle">a &lt; b</text>'
         '<use clip-path="url(#p1)"/><rect id="p1"/></g></svg>'
+    )
+
+
+def test_a_step_that_begins_with_a_command_shows_it_as_code() -> None:
+    assert items(["qkv lab a --seeds 9: does it `<hold>`?", "Why?"]) == (
+        "<ul><li><code>qkv lab a --seeds 9</code>: does it <code>&lt;hold&gt;</code>?</li>"
+        "<li>Why?</li></ul>"
     )
 
 
