@@ -1,0 +1,114 @@
+"""Small GPTs and BERTs of the grammar's English: pre-training, and tasks with few labels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from qkv.data.batches.framing import Frame
+from qkv.data.batches.labelled import LabelledData
+from qkv.data.batches.labels import label_targets
+from qkv.data.embedded import turkish
+from qkv.data.embedded.grammar_labels import LabelKind, labelled_sentences
+from qkv.data.sources.examples import Example
+from qkv.data.sources.named import register_source
+from qkv.lab.experiment import Cell
+from qkv.lab.fit import Fitted, fit, fit_text
+from qkv.models import BERTConfig, GPTConfig, HeadConfig, TaskModel, TaskModelConfig
+from qkv.models.task_model import backbone_for
+from qkv.training.finetune.task_objective import TaskObjective
+from qkv.training.run_config import DataConfig
+
+SENTENCES = 40_000
+"""Sentences to pre-train on; the grammar has three times as many."""
+
+
+@register_source("grammar", "texts")
+def grammar_texts(split: turkish.Split) -> list[str]:
+    """The English of the grammar, one sentence a text."""
+    return [english for english, _ in turkish.pairs(split)[:SENTENCES]]
+
+
+def pretrain(family: str, cell: Cell, steps: int, **options: Any) -> Fitted:
+    """A GPT or a BERT that has read sentences of the grammar; with 0 steps its initial weights."""
+    size = cell.size
+    sizes = {"width": size.width, "depth": size.depth, "heads": 4, "context": 64}
+    config: GPTConfig | BERTConfig = GPTConfig(**sizes)
+    if family == "BERT":
+        config = BERTConfig(**sizes, norm_placement="before")
+
+    # Words attend within their sentence; a BERT predicts 3 words of 10.
+    data = DataConfig(data=("grammar",), tokenizer="words", across_documents=False, mask_rate=0.3)
+    return fit_text(
+        config, data, steps, seed=cell.seed, device=cell.device,
+        batch_tokens=size.batch_tokens, rate=3e-3, **options,
+    )  # fmt: skip
+
+
+def tuned_accuracy(
+    fitted: Fitted, kind: LabelKind, count: int, cell: Cell, *, frozen: bool = False
+) -> float:
+    """Train a new head, and the body unless it is frozen, on a few labels; accuracy on new pairs.
+
+    No noun of a test sentence occurs with its verb in the labelled examples.
+    """
+    sentences = labelled_sentences(kind, "train")
+    draw = torch.Generator().manual_seed(cell.seed)
+    chosen = torch.randperm(len(sentences), generator=draw)[:count].tolist()
+    labels = tuple(sorted({label for _, label in sentences}))
+
+    model = task_model(fitted, labels, cell)
+    if frozen:
+        model.backbone.requires_grad_(False)
+
+    objective = TaskObjective(model)
+    training = labelled_data(fitted, model, [sentences[index] for index in chosen], cell.seed)
+    fit(
+        model, training.batch, cell.size.tuning_steps, rate=1e-2 if frozen else 2e-3,
+        loss=lambda batch: objective(batch.to(cell.device)) / batch.count,
+    )  # fmt: skip
+
+    held_out = labelled_data(fitted, model, labelled_sentences(kind, "test"), cell.seed)
+    return held_out_accuracy(model, held_out, cell.device)
+
+
+def task_model(fitted: Fitted, labels: Sequence[str], cell: Cell) -> TaskModel:
+    """The body with its weights, and a new head on the mean of its vectors."""
+    tokenizer = fitted.task.tokenizer
+    assert tokenizer.end is not None
+    head = HeadConfig(
+        task="classify", labels=tuple(labels), pooling="mean", bias=True, dropout=0.0,
+        delimiter=tokenizer.end, extract=tokenizer.end, padding=tokenizer.padding or 0,
+    )  # fmt: skip
+    backbone = backbone_for(fitted.task.config, pooler=False)  # type: ignore[arg-type]
+    torch.manual_seed(cell.seed)
+    model = TaskModel(TaskModelConfig(backbone=backbone, head=head))
+    model.backbone.load_state_dict(fitted.model.state_dict(), strict=False)
+    return model.to(cell.device)
+
+
+def labelled_data(
+    fitted: Fitted, model: TaskModel, sentences: Sequence[tuple[str, str]], seed: int
+) -> LabelledData:
+    """Sentences and labels as batches of 32."""
+    examples = [Example((text,), label, "grammar") for text, label in sentences]
+    frame = Frame(**model.config.frame)
+    framed = frame.encode(fitted.task.tokenizer, examples)
+    targets = label_targets(examples, model.config.head.labels, "classify")
+    return LabelledData(framed, targets, None, frame, rows=32, seed=seed)
+
+
+@torch.no_grad()
+def held_out_accuracy(model: TaskModel, data: LabelledData, device: torch.device) -> float:
+    """The fraction of sentences with the right label."""
+    right = 0
+    for batch in data.ordered():
+        batch = batch.to(device)
+        scores = model(
+            batch.ids, target_positions=batch.target_positions, padding_mask=batch.padding_mask
+        )
+        right += int((scores.argmax(-1) == batch.targets).sum())
+
+    return right / len(data.framed)
