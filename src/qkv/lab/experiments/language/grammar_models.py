@@ -6,18 +6,24 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor
 
 from qkv.data.batches.framing import Frame
 from qkv.data.batches.labelled import LabelledData
 from qkv.data.batches.labels import label_targets
 from qkv.data.embedded import turkish
+from qkv.data.embedded.everyday_english import GAP, masked_clues
 from qkv.data.embedded.grammar_labels import LabelKind, labelled_sentences
 from qkv.data.sources.examples import Example
 from qkv.data.sources.named import register_source
 from qkv.lab.experiment import Cell
 from qkv.lab.fit import Fitted, fit, fit_text
 from qkv.models import BERTConfig, GPTConfig, HeadConfig, TaskModel, TaskModelConfig
+from qkv.models.model import Model
 from qkv.models.task_model import backbone_for
+from qkv.text import Tokenizer
 from qkv.training.finetune.task_objective import TaskObjective
 from qkv.training.run_config import DataConfig
 
@@ -31,7 +37,9 @@ def grammar_texts(split: turkish.Split) -> list[str]:
     return [english for english, _ in turkish.pairs(split)[:SENTENCES]]
 
 
-def pretrain(family: str, cell: Cell, steps: int, **options: Any) -> Fitted:
+def pretrain(
+    family: str, cell: Cell, steps: int, data: tuple[str, ...] = ("grammar",), **options: Any
+) -> Fitted:
     """A GPT or a BERT that has read sentences of the grammar; with 0 steps its initial weights."""
     size = cell.size
     sizes = {"width": size.width, "depth": size.depth, "heads": 4, "context": 64}
@@ -40,9 +48,15 @@ def pretrain(family: str, cell: Cell, steps: int, **options: Any) -> Fitted:
         config = BERTConfig(**sizes, norm_placement="before")
 
     # Words attend within their sentence; a BERT predicts 3 words of 10.
-    data = DataConfig(data=("grammar",), tokenizer="words", across_documents=False, mask_rate=0.3)
+    words = DataConfig(
+        data=data,
+        validation=("grammar:valid",),
+        tokenizer="words",
+        across_documents=False,
+        mask_rate=0.3,
+    )
     return fit_text(
-        config, data, steps, seed=cell.seed, device=cell.device,
+        config, words, steps, seed=cell.seed, device=cell.device,
         batch_tokens=size.batch_tokens, rate=3e-3, **options,
     )  # fmt: skip
 
@@ -112,3 +126,47 @@ def held_out_accuracy(model: TaskModel, data: LabelledData, device: torch.device
         right += int((scores.argmax(-1) == batch.targets).sum())
 
     return right / len(data.framed)
+
+
+def template_sentences(count: int) -> list[str]:
+    """Sentences that pre-training does not read: article, adjective, noun, verb, the same again."""
+    found = []
+    for english, _ in turkish.pairs("train")[SENTENCES:]:
+        if len(english.split()) != 7:
+            continue
+
+        sentence = turkish.parse(english)
+        adjectives = sentence.subject.adjective and sentence.object.adjective
+        if adjectives and not sentence.negative and sentence.tense != "future":
+            found.append(english)
+        if len(found) == count:
+            break
+
+    return found
+
+
+def clues_filled(model: Model, tokenizer: Tokenizer) -> dict[str, float]:
+    """The fraction of the hand-made gaps filled with a word that fits, by where the clue is."""
+    found: dict[str, list[float]] = {}
+    device = next(model.parameters()).device
+    for clue in masked_clues():
+        before, after = map(tokenizer.encode, clue.text.split(GAP))
+        ids = torch.tensor([[*before, tokenizer.mask, *after]], device=device)
+        best = int(gap_logits(model, tokenizer, ids, len(before)).argmax())
+        fits = tokenizer.decode([best]).strip() in clue.answers
+        found.setdefault(f"clue {clue.clue}", []).append(float(fits))
+
+    return {where: sum(hits) / len(hits) for where, hits in found.items()}
+
+
+@torch.no_grad()
+def gap_logits(
+    model: Model, tokenizer: Tokenizer, ids: Int[Tensor, "N T"], place: int
+) -> Float[Tensor, "N V"]:
+    """Logits of the word at a place: a BERT reads [mask] there, a GPT only what stands before."""
+    if model.predicts == "next":
+        return model(ids[:, :place])[:, -1]
+
+    shown = F.pad(ids, (0, 1), value=tokenizer.end)
+    shown[:, place] = tokenizer.mask
+    return model(shown)[:, place]

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from itertools import pairwise
-from statistics import linear_regression
 
-import matplotlib.axes
 import numpy as np
+from matplotlib.axes import Axes
 
 from qkv.lab.experiment import Cell, Check, Experiment, Measured, Panel, Size
+from qkv.lab.experiments.learning_curve import tenths
 from qkv.lab.fit import fit_text
 from qkv.lab.lab_results import Results
 from qkv.models import GPTConfig
@@ -30,31 +29,25 @@ def measure(cell: Cell) -> Measured:
     )  # fmt: skip
 
     spent = cost(fitted.task.config, size.batch_tokens, "float32")
-    tenth = max(1, size.steps // 10)
-    curve = {}
-    for step in range(0, size.steps, tenth):
-        part = fitted.losses[step : step + tenth]
-        flops = spent.flops_per_token * size.batch_tokens * (step + len(part))
-        curve[flops] = sum(part) / len(part)
-
-    parameters = float(spent.parameters)
-    return {"loss": fitted.validation_loss, "parameters": parameters, "by FLOPs": curve}
+    per_step = spent.flops_per_token * size.batch_tokens
+    curve = {per_step * step: loss for step, loss in tenths(fitted.losses).items()}
+    return {
+        "loss": fitted.validation_loss, "parameters": spent.parameters, "by FLOPs": curve
+    }  # fmt: skip
 
 
 def exponent(value: Callable[..., float]) -> float:
     """The exponent of a power law, fitted to one seed: minus the slope of log loss."""
-    sizes = [math.log(value(arm, "parameters")) for arm in FACTORS]
-    losses = [math.log(value(arm, "loss")) for arm in FACTORS]
-    return -linear_regression(sizes, losses).slope
+    points = np.log([(value(arm, "parameters"), value(arm, "loss")) for arm in FACTORS])
+    return -float(np.polyfit(*points.T, 1)[0])
 
 
 def smallest_gain(value: Callable[..., float]) -> float:
     """The smallest fall of the loss between neighbouring sizes."""
-    losses = [value(arm, "loss") for arm in FACTORS]
-    return min(smaller - larger for smaller, larger in pairwise(losses))
+    return -float(np.diff([value(arm, "loss") for arm in FACTORS]).max())
 
 
-def draw_law(axes: matplotlib.axes.Axes, results: Results) -> None:
+def draw_law(axes: Axes, results: Results) -> None:
     """Each seed's sizes as dots, and the power law fitted to the means."""
     sizes = np.array([results.values(arm, "parameters")[0] for arm in FACTORS])
     means = [results.interval(arm, "loss").mean for arm in FACTORS]
