@@ -15,8 +15,6 @@ from qkv.lab.fit import accuracy, fit
 from qkv.models import GPT, GPTConfig
 
 ONE, TWO = "1 wide layer", "2 layers"
-POINTS = 20
-"""How often the model is looked at."""
 
 
 def measure(cell: Cell) -> Measured:
@@ -39,7 +37,7 @@ def measure(cell: Cell) -> Measured:
 
     @torch.no_grad()
     def look(step: int) -> None:
-        if step % (size.steps // POINTS) == 0:
+        if step % (size.steps // 20) == 0:
             right[step] = accuracy(model(held_out.ids), held_out.targets)
             (patterns,) = head_patterns(model, tokenizer, ["w1 w2"])
             score[step] = float(patterns.scores["induction"].max())
@@ -67,8 +65,7 @@ EXPERIMENT = Experiment(
         "Random tokens that repeat after a quarter to a half of the sequence; loss only there.",
         "A GPT with two layers, and one with a single layer that has more parameters.",
         "Accuracy on new sequences, 20 times in training.",
-        "Induction score: the attention of the best head to the token that followed an earlier "
-        "copy of the present one.",
+        "Induction score: the best head's attention to what followed an earlier copy.",
         "Sudden: more than half of the rise within a fifth of the training.",
     ),
     arms=(ONE, TWO),

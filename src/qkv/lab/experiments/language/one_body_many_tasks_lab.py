@@ -56,15 +56,15 @@ EXPERIMENT = Experiment(
         Panel("mean accuracy", "", "accuracy", "Mean of the tasks", kind="dots"),
     ),
     small=Size(
-        seeds=5, minutes=1.5, steps=300, tuning_steps=150, width=64, depth=2, batch_tokens=1024,
-        labels=300, family="BERT",
+        seeds=4, minutes=1.5, steps=300, tuning_steps=100, width=64, depth=2, batch_tokens=1024,
+        labels=100, family="GPT",
     ),
     large=Size(
         seeds=10, minutes=5, steps=3000, tuning_steps=500, width=256, depth=4, batch_tokens=8192,
-        labels=300, family="BERT",
+        labels=100, family="GPT",
     ),
     next_steps=(
-        "qkv lab one-body-many-tasks --set family=GPT",
+        "qkv lab one-body-many-tasks --set family=BERT",
         "qkv lab one-body-many-tasks --set labels=2000",
         "qkv finetune --train adapters: a middle way",
     ),
