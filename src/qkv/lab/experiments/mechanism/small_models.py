@@ -1,0 +1,77 @@
+"""Small models of the experiments on the mechanism, and the tasks that they learn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from qkv.data.embedded.synthetic_batches import reverse_batch
+from qkv.lab.experiment import Cell
+from qkv.lab.fit import accuracy, fit
+from qkv.models import Transformer, TransformerConfig
+
+REVERSE_VOCABULARY = 20
+REVERSE_ROWS = 32
+Surgery = Callable[[Any], AbstractContextManager[None]]
+
+
+def softmax_derivative(score: Callable[..., Tensor], dimension: int, seed: int) -> float:
+    """Mean p (1 - p) of random queries over 16 random keys, whose numbers have variance 1."""
+    random = torch.Generator().manual_seed(seed)
+    query = torch.randn(64, dimension, generator=random)
+    key = torch.randn(16, dimension, generator=random)
+    weights = score(query, key).softmax(-1)  # (64, 16)
+    return float((weights * (1 - weights)).mean())
+
+
+def learn_reversal(
+    cell: Cell, head_width: int, rate: float, surgery: Surgery
+) -> tuple[float, float]:
+    """Train a Transformer with one head to reverse random tokens.
+
+    Args:
+        cell: The seed, the device and the sizes: width, length and steps.
+        head_width: Numbers in a head, d.
+        rate: The highest learning rate.
+        surgery: What is changed in the model, as a context.
+
+    Returns:
+        The accuracy in new sequences, and the norm of the first gradient of W_q and W_k.
+    """
+    size = cell.size
+    torch.manual_seed(cell.seed)
+    config = TransformerConfig(
+        vocabulary=REVERSE_VOCABULARY,
+        width=size.width,
+        depth=1,
+        heads=1,
+        head_width=head_width,
+        hidden=2 * size.width,
+        norm_placement="before",
+        dropout=0.0,
+    )
+    model = Transformer(config).to(cell.device)
+    sizes = (size.length, REVERSE_VOCABULARY)
+    test = reverse_batch(cell.seed, 0, 256, *sizes, split="test").to(cell.device)
+
+    with surgery(model):
+        logits = model(test.source, test.ids)  # (B, T, V)
+        cross_entropy(logits.flatten(0, 1), test.targets.flatten()).backward()
+        rows = model.encoder.blocks[0].attention.qkv.weight.grad[: 2 * head_width]
+        gradient = float(rows.norm())
+        model.zero_grad()
+
+        fit(
+            model,
+            lambda step: reverse_batch(cell.seed, step, REVERSE_ROWS, *sizes),
+            size.steps,
+            rate=rate,
+            seed=cell.seed,
+        )
+        with torch.no_grad():
+            return accuracy(model(test.source, test.ids), test.targets), gradient
