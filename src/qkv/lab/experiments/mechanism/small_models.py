@@ -7,16 +7,21 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
+from jaxtyping import Int
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from qkv.data.embedded.synthetic_batches import reverse_batch
 from qkv.lab.experiment import Cell
 from qkv.lab.fit import accuracy, fit
-from qkv.models import Transformer, TransformerConfig
+from qkv.models import Model, Transformer, TransformerConfig
+from qkv.nn.hooks import add_hook
 
 REVERSE_VOCABULARY = 20
 REVERSE_ROWS = 32
+WORDS = ["the", "is", "behind", "who", "big", "saw", "dog", "cat"]
+NOUNS = torch.arange(6, 18)
+"""The ids of nouns: dog, cat and ten more."""
 Surgery = Callable[[Any], AbstractContextManager[None]]
 
 
@@ -75,3 +80,28 @@ def learn_reversal(
         )
         with torch.no_grad():
             return accuracy(model(test.source, test.ids), test.targets), gradient
+
+
+# Sentences of words as ids
+
+
+def ids_of(sentence: str) -> Int[Tensor, "1 T"]:
+    """The ids of a sentence."""
+    return torch.tensor([[WORDS.index(word) for word in sentence.split()]])
+
+
+def behind(pairs: Int[Tensor, "B 2"]) -> Int[Tensor, "B 7"]:
+    """The ids of "the NOUN is behind the NOUN who"; the answer is the first noun."""
+    ids = ids_of("the dog is behind the cat who").repeat(len(pairs), 1)
+    ids[:, [1, 5]] = pairs
+    return ids
+
+
+def weight_gap(model: Model, device: torch.device) -> float:
+    """How much the weights of dog on the two words "big" differ, at most over all heads."""
+    weights: list[Tensor] = []
+    with torch.no_grad(), add_hook(model, "*weights", lambda value, name: weights.append(value)):
+        model(ids_of("the big dog saw the big cat").to(device))
+
+    dog = torch.cat(weights)[:, :, 2]  # (L, H, S)
+    return float((dog[..., 1] - dog[..., 5]).abs().max())
