@@ -5,10 +5,9 @@ from __future__ import annotations
 from contextlib import nullcontext
 
 import torch
-from torch.nn.functional import cross_entropy
 
 from qkv.lab.experiment import Cell, Check, Experiment, Measured, Panel, Size
-from qkv.lab.experiments.mechanism.small_models import NOUNS, behind, weight_gap
+from qkv.lab.experiments.mechanism import small_models as small
 from qkv.lab.fit import accuracy, fit
 from qkv.lab.surgery import unmasked_training
 from qkv.models import GPT, GPTConfig
@@ -19,34 +18,25 @@ MASKED = "causal mask only"
 
 def measure(cell: Cell) -> Measured:
     """Learn who is behind whom; compare the vectors of a sentence and of its mirror image."""
-    random = torch.Generator().manual_seed(cell.seed)
-    pairs = torch.combinations(NOUNS)[torch.randperm(66, generator=random)]  # (66, 2)
-    test = torch.cat([pairs[50:], pairs[50:].flip(1)])
+    task = small.BehindTask(cell.seed)
     sizes = {"width": cell.size.width, "depth": cell.size.depth, "heads": 2, "context": 8}
     position = ARMS.get(cell.arm, "none")
     config = GPTConfig(vocabulary=18, position=position, scaled_embedding=True, **sizes)
     model = GPT(config).to(cell.device)
 
-    def batch(step: int) -> torch.Tensor:
-        drawn = pairs[torch.randint(50, (32,), generator=random)]
-        return torch.cat([drawn, drawn.flip(1)])  # (64, 2)
-
-    def logits(pairs: torch.Tensor) -> torch.Tensor:
-        return model(behind(pairs).to(cell.device))[:, -1]  # (B, V)
-
     def loss(pairs: torch.Tensor) -> torch.Tensor:
-        return cross_entropy(logits(pairs), pairs[:, 0].to(cell.device))
+        return small.answer_error(small.answer_logits(model, pairs), pairs)
 
     with nullcontext() if cell.arm == MASKED else unmasked_training(model), torch.no_grad():
         with torch.enable_grad():
-            fit(model, batch, cell.size.steps, rate=3e-3, loss=loss)
+            fit(model, task.batch, cell.size.steps, rate=3e-3, loss=loss)
 
-        choices = logits(test).gather(1, test.to(cell.device))  # (B, 2)
-        vectors = model.hidden(behind(torch.tensor([[6, 7], [7, 6]])).to(cell.device)).mean(1)
+        choices = small.answer_logits(model, task.test).gather(1, task.test.to(cell.device))
+        vectors = model.hidden(small.behind(torch.tensor([[6, 7], [7, 6]])).to(cell.device)).mean(1)
         return {
             "accuracy": accuracy(choices, torch.zeros(len(choices)).long().to(cell.device)),
             "difference": float((vectors[0] - vectors[1]).norm() / vectors[0].norm()) + 1e-9,
-            "weight gap": weight_gap(model, cell.device) + 1e-9,
+            "weight gap": small.weight_gap(model, cell.device) + 1e-9,
         }
 
 

@@ -7,9 +7,9 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, one_hot
 
 from qkv.data.embedded.synthetic_batches import reverse_batch
 from qkv.lab.experiment import Cell
@@ -95,6 +95,44 @@ def behind(pairs: Int[Tensor, "B 2"]) -> Int[Tensor, "B 7"]:
     ids = ids_of("the dog is behind the cat who").repeat(len(pairs), 1)
     ids[:, [1, 5]] = pairs
     return ids
+
+
+class BehindTask:
+    """Who is behind whom? Pairs of nouns in both orders, some of them for the test only.
+
+    Args:
+        seed: Seed of the batches and of the split.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.random = torch.Generator().manual_seed(seed)
+        pairs = torch.combinations(NOUNS)
+        pairs = pairs[torch.randperm(len(pairs), generator=self.random)]  # (66, 2)
+        self.train = pairs[16:]
+        self.test = torch.cat([pairs[:16], pairs[:16].flip(1)])  # (32, 2)
+
+    def batch(self, step: int) -> Int[Tensor, "64 2"]:
+        """Random pairs, each in both orders; the batches of a run are drawn one after the other."""
+        drawn = self.train[torch.randint(len(self.train), (32,), generator=self.random)]
+        return torch.cat([drawn, drawn.flip(1)])
+
+
+def answer_logits(model: Model, pairs: Int[Tensor, "B 2"]) -> Float[Tensor, "B V"]:
+    """The logits after "who", on the model's device."""
+    device = next(model.parameters()).device
+    return model(behind(pairs).to(device))[:, -1]
+
+
+def answer_error(
+    logits: Float[Tensor, "B V"], pairs: Int[Tensor, "B 2"], squared: bool = False
+) -> Float[Tensor, ""]:
+    """The cross-entropy of the answers, or the squared error of their probabilities."""
+    answers = pairs[:, 0].to(logits.device)
+    if not squared:
+        return cross_entropy(logits, answers)
+
+    right = one_hot(answers, logits.shape[-1])  # (B, V)
+    return (logits.softmax(-1) - right).square().sum(-1).mean()
 
 
 def weight_gap(model: Model, device: torch.device) -> float:
