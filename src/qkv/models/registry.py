@@ -21,6 +21,7 @@ from qkv.models.configs import (
     HeadConfig,
     ModelConfig,
     RNNConfig,
+    RNNLMConfig,
     TaskModelConfig,
     TransformerConfig,
     family,
@@ -28,6 +29,7 @@ from qkv.models.configs import (
 from qkv.models.gpt import GPT
 from qkv.models.model import Model, uncompiled
 from qkv.models.rnn import RNN
+from qkv.models.rnn_language_model import RNNLanguageModel
 from qkv.models.task_model import TaskModel
 from qkv.models.transformer import Transformer
 from qkv.nn import own_parts
@@ -39,6 +41,7 @@ FAMILIES: dict[str, tuple[type[Any], type[Any]]] = {
     "bert": (BERTConfig, BERT),
     "transformer": (TransformerConfig, Transformer),
     "rnn": (RNNConfig, RNN),
+    "rnn-lm": (RNNLMConfig, RNNLanguageModel),
     "task_model": (TaskModelConfig, TaskModel),
 }
 """The config and the model of each family, by the name that config.json has for it."""

@@ -18,7 +18,7 @@ from qkv.models.input_checks import (
     check_source_rows,
     padding_before_tokens,
 )
-from qkv.models.model import EncoderDecoder
+from qkv.models.model import EncoderDecoder, Model
 from qkv.nn.attention import Additive, General, Padding, attend, dot, scaled_dot
 from qkv.nn.attention.score import Score
 from qkv.nn.block import Stack
@@ -66,6 +66,7 @@ class RNN(EncoderDecoder):
             config.depth,
             bidirectional=config.bidirectional,
             dropout=config.dropout,
+            residual=config.residual,
         )
         self.bridge = nn.Linear(E, E)
 
@@ -82,7 +83,12 @@ class RNN(EncoderDecoder):
             decoder_input = 2 * E
 
         self.decoder = Recurrent(
-            config.cell, decoder_input, E, config.depth, dropout=config.dropout
+            config.cell,
+            decoder_input,
+            E,
+            config.depth,
+            dropout=config.dropout,
+            residual=config.residual,
         )
         self.combine: nn.Linear | None = None
         attention_hooks: tuple[str, ...] = ()
@@ -223,7 +229,7 @@ def check_padding_after_tokens(padding_mask: Bool[Tensor, "B S"]) -> None:
         raise ValueError("padding_mask: an RNN's padding must come after the tokens of a row")
 
 
-def initialise(model: RNN) -> None:
+def initialise(model: Model) -> None:
     """Initialise recurrent matrices as orthogonal (states keep their norm), others by Glorot."""
     for name, parameter in model.named_parameters():
         if parameter.dim() < 2:

@@ -9,7 +9,11 @@ from qkv.nn.cache.interface import Cache, reorder_optional
 
 
 class RecurrentState(Cache):
-    """An RNN decoder's hidden vectors (an LSTM's cells too), and what its attention reads."""
+    """An RNN's hidden vectors (an LSTM's cells too), and what a decoder's attention reads.
+
+    Without hidden vectors it is the state before the first token of a language model, for any
+    number of rows.
+    """
 
     kind = "RecurrentState"
 
@@ -32,8 +36,8 @@ class RecurrentState(Cache):
         self.length += count
 
     @property
-    def rows(self) -> int:  # type: ignore[override]
-        return self.hidden[0].shape[1]
+    def rows(self) -> int | None:  # type: ignore[override]
+        return self.hidden[0].shape[1] if self.hidden else None
 
     def reorder(self, rows: Int[Tensor, "B"]) -> None:
         """Let row i continue the old row rows[i]."""

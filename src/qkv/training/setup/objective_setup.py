@@ -64,7 +64,11 @@ def build_objective(
 
     # The objective, compiled and captured where that pays
     objective = task.objective(model, precision=objective_precision, smoothing=optimizer.smoothing)
-    if should_compile(config.compile, world.device.type, task.training):
+    requested = config.compile
+    if requested is None and is_recurrent(model):
+        requested = False  # torch.compile breaks its graph at every recurrent layer
+
+    if should_compile(requested, world.device.type, task.training):
         objective.compile_reader()
 
     if world.device.type == "cuda":
@@ -94,6 +98,11 @@ def should_compile(requested: bool | None, device: str, data: TrainingData) -> b
         return requested
 
     return device == "cuda" and isinstance(data, CausalData | MaskedData)
+
+
+def is_recurrent(model: nn.Module) -> bool:
+    """Whether the model has recurrent layers."""
+    return any(isinstance(module, nn.RNNBase) for module in model.modules())
 
 
 def micro_batches(task: TrainingTask, config: RunConfig, world: World) -> int:

@@ -22,6 +22,7 @@ from qkv.data.sources.named import NAMED_SOURCES
 from qkv.data.sources.source import Source, open_pairs, open_texts
 from qkv.data.tokens.prepare import prepare_pairs, prepare_texts
 from qkv.data.tokens.token_arrays import Pairs, Tokens
+from qkv.models.configs import RNNLMConfig
 from qkv.models.model import Model
 from qkv.models.registry import Config, build
 from qkv.text import Kind, Tokenizer, train
@@ -169,9 +170,11 @@ def text_task(
 def row_length(config: Any, data: DataConfig) -> int:
     """Tokens of a row: the context, or with a segment memory several segments to remember."""
     memory = getattr(config, "memory", 0)
-    if memory and not data.across_documents:
+    reads_on = memory or isinstance(config, RNNLMConfig)
+    if reads_on and not data.across_documents:
         raise ValueError(
-            "across_documents: a model with memory reads on from text to text; leave it True"
+            "across_documents: a recurrent model, or one with memory, reads on from text to text; "
+            "leave it True"
         )
 
     return config.context * (1 + -(-memory // config.context))
