@@ -35,7 +35,8 @@ def measure(cell: Cell) -> Measured:
         return free_running(model, batch, share=share, generator=generator)
 
     rate = {"rnn": 1e-2, "transformer": 3e-3}[family]
-    (model,), curve = tr.follow(cell, config, size.steps, rate=rate, change=own_words)
+    change = own_words if share else None
+    (model,), curve = tr.follow(cell, config, size.steps, rate=rate, change=change)
     mean = sum(curve.values()) / len(curve)
     errors = tr.errors_by_place(model, size.sentences)
     return {"BLEU": curve, "mean BLEU": mean, "errors": errors}
