@@ -11,8 +11,7 @@ from qkv.lab.experiment import Cell, Check, Experiment, Measured, Panel, Size
 from qkv.lab.experiments.translation import translators as tr
 
 LEARNED = {"RNN": 1e-2, "Transformer": 3e-3}
-DIAGONAL = "diagonal"
-FIXED = "best fixed"
+DIAGONAL, FIXED = "diagonal", "best fixed"
 ATTENDED = "fall if the word attended to is hidden"
 OTHER = "fall if another word is hidden"
 
@@ -27,12 +26,8 @@ def measure(cell: Cell) -> Measured:
     model = tr.train_translator(config, size.steps, cell.seed, cell.device, rate=LEARNED[cell.arm])
     heads = tr.alignment_accuracy(model, size.sentences)
     attended, other = tr.effect_of_hiding(model, size.sentences, cell.seed)
-    return {
-        "aligned words": heads["mean"],
-        "by head": heads,
-        ATTENDED: attended,
-        OTHER: other,
-    }
+    falls = {ATTENDED: attended, OTHER: other}
+    return {"aligned words": heads["mean"], "by head": heads, **falls}
 
 
 @cache
@@ -51,8 +46,8 @@ def fixed_accuracy(diagonal: bool, sentences: int) -> float:
     right = []
     for english, _ in tr.chosen_pairs(sentences, "test"):
         for t, s in enumerate(turkish.alignment(english)):
-            usual = usual_places()[t, len(english.split())].most_common(1)
-            right.append(s == (t if diagonal or not usual else usual[0][0]))
+            usual = usual_places()[t, len(english.split())].most_common(1) or [(t, 0)]
+            right.append(s == (t if diagonal else usual[0][0]))
 
     return sum(right) / len(right)
 
@@ -81,8 +76,7 @@ EXPERIMENT = Experiment(
         "English to Turkish; the grammar knows which English word each Turkish word translates.",
         "Learned attention: RNN with additive attention, Transformer (mean of layers and heads).",
         "Fixed: word t to word t; or to the usual place for t in sentences of that length.",
-        "Hiding test: replace the word attended to, or another, by the unknown token, and see how "
-        "far the log-probability of the right Turkish word falls.",
+        "Hiding: how far the log-probability of the right word falls without an English word.",
     ),
     arms=(*LEARNED, DIAGONAL, FIXED),
     measure=measure,
@@ -96,6 +90,6 @@ EXPERIMENT = Experiment(
     remark="",
     next_steps=(
         "qkv translate --alignment: the matrix of one sentence",
-        "Which layer's heads align best, and what do the others attend to?",
+        "Which layer's heads align best? What do the others attend to?",
     ),
 )

@@ -77,7 +77,7 @@ EXPERIMENT = Experiment(
         Panel("BLEU", "", "BLEU", "Quality"),
         Panel(tr.VARIETY, "", "of ten samples", "Variety", arms=(COOL, USUAL, HOT)),
     ),
-    small=Size(seeds=5, minutes=1, width=64, steps=160, sentences=60, draws=1000, samples=10),
+    small=Size(seeds=4, minutes=1, width=64, steps=260, sentences=60, draws=500, samples=10),
     large=Size(seeds=8, minutes=4, width=128, steps=300, sentences=200, draws=4000, samples=10),
     next_steps=(
         "qkv lab sampling --set steps=400: what does temperature do to a model that is sure?",

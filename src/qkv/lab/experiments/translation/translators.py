@@ -404,8 +404,7 @@ def cross_attention(model: Model, english: str) -> dict[str, Float[Tensor, "T S"
         for head, weights in enumerate(heads):
             found[f"layer {layer + 1} head {head + 1}"] = weights
 
-    found["mean"] = torch.stack(list(found.values())).mean(0)
-    return found
+    return {"mean": torch.stack(list(found.values())).mean(0), **found}
 
 
 @torch.no_grad()
