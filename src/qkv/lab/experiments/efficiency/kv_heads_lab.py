@@ -103,7 +103,14 @@ EXPERIMENT = Experiment(
         seeds=4, minutes=1.5, steps=300, width=64, depth=2, context=64, batch_tokens=1024, rate=3e-3
     ),
     large=Size(
-        seeds=4, minutes=3, steps=1500, width=256, depth=6, context=256, batch_tokens=8192, rate=1e-3
+        seeds=4,
+        minutes=3,
+        steps=1500,
+        width=256,
+        depth=6,
+        context=256,
+        batch_tokens=8192,
+        rate=1e-3,
     ),
     next_steps=(
         "qkv train gpt --data my.txt --heads 8 --kv-heads 1 --out runs/multi-query",
