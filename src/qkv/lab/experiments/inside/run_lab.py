@@ -78,8 +78,8 @@ EXPERIMENT = Experiment(
     small=Size(seeds=1, minutes=0.5, model="minilm", words=10),
     large=Size(seeds=1, minutes=1, model="smollm2", words=10),
     unit="word",
-    remark="The head helps, but is not needed. In MiniLM 77% instead of 100% are right at its layer "
-    "without it, and two layers later 100% again: the words after 'run' and other heads tell it too.",
+    remark="The head helps, but is not needed: without it 77% instead of 100% are right at its "
+    "layer (MiniLM), and two layers later 100% again, from other heads and later words.",
     next_steps=(
         "qkv look minilm 'I went for a run' --view heads",
         "qkv lab run --set model=smollm2: is it the same in a model that reads left to right?",
