@@ -66,14 +66,15 @@ def verdict(lab: ModuleType, table: dict[str, Measured], spread: float = 1e-3) -
     return Results(lab.EXPERIMENT, lab.EXPERIMENT.small, cells).verdict
 
 
-def real_verdict(lab: ModuleType, **settings: Any) -> str:
-    """The verdict on measurements of real models with three seeds."""
+def real_verdicts(lab: ModuleType) -> list[str]:
+    """The verdict on each check, on measurements of real models with three seeds."""
     cells = {}
     for arm in lab.EXPERIMENT.arms:
         for seed in range(3):
-            cells[arm, seed] = measured(lab, arm, seed, **settings)
+            cells[arm, seed] = measured(lab, arm, seed)
 
-    return Results(lab.EXPERIMENT, lab.EXPERIMENT.small, cells).verdict
+    results = Results(lab.EXPERIMENT, lab.EXPERIMENT.small, cells)
+    return [finding.verdict for finding in results.findings]
 
 
 def shifted(measures: Measured, factor: float) -> Measured:
@@ -163,48 +164,47 @@ def test_equal_arms_do_not_hold(lab: ModuleType) -> None:
 def test_a_scaled_arm_without_scaling_contradicts_scaling(monkeypatch: pytest.MonkeyPatch) -> None:
     exchanged = {"scaled": (dot, unscaled), "unscaled": (scaled_dot, nullcontext)}
     monkeypatch.setattr(scaling_lab, "ARMS", exchanged)
-    assert real_verdict(scaling_lab) == "does not hold"
+    assert real_verdicts(scaling_lab)[0] == "does not hold"
 
 
 def test_an_arm_with_positions_contradicts_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert real_verdicts(order_lab)[:3] == ["holds"] * 3
+
     monkeypatch.setitem(order_lab.ARMS, "no positions", "learned")
-    found = [measured(order_lab, "no positions", seed) for seed in range(3)]
-    assert min(numbers["difference"] for numbers in found) > 1e-4  # type: ignore[type-var]
-    assert real_verdict(order_lab) != "holds"
+    assert "holds" not in real_verdicts(order_lab)[1:3]
 
 
-def test_a_masked_model_does_not_cheat(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(cheating_lab.ARMS, "without mask", nullcontext)
-    assert real_verdict(cheating_lab) == "does not hold"
-
-
-def test_a_model_that_cheats_is_not_honest(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(cheating_lab.ARMS, "with mask", unmasked_training)
-    assert real_verdict(cheating_lab, steps=60, width=32) != "holds"
+def test_cheating_needs_a_model_that_cheats_and_one_that_does_not() -> None:
+    settings = {"steps": 300, "width": 32, "length": 12}
+    honest = measured(cheating_lab, "with mask", **settings)
+    cheats = measured(cheating_lab, "without mask", **settings)
+    assert verdict(cheating_lab, {"with mask": honest, "without mask": cheats}) == "holds"
+    for model in (honest, cheats):
+        both = {"with mask": model, "without mask": model}
+        assert verdict(cheating_lab, both) == "does not hold"
 
 
 def test_one_head_in_every_arm_contradicts_several_heads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(several_heads_lab, "ARMS", dict.fromkeys(several_heads_lab.ARMS, (1, 1)))
-    assert real_verdict(several_heads_lab) == "does not hold"
+    assert real_verdicts(several_heads_lab)[:2] == ["does not hold"] * 2
 
 
 def test_joins_of_models_without_positions_do_not_hold(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(joins_lab, "ARMS", dict.fromkeys(joins_lab.ARMS, ("none", "sum")))
-    assert real_verdict(joins_lab) == "does not hold"
+    assert set(real_verdicts(joins_lab)) == {"does not hold"}
 
 
 def test_a_hard_lookup_in_place_of_softmax_learns_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(lookup_lab.LOOKUPS, "softmax", lookup.nearest)
     assert measured(lookup_lab, "softmax")["learned"] == 0
-    assert real_verdict(lookup_lab) == "does not hold"
+    assert real_verdicts(lookup_lab) == ["holds", "does not hold"]
 
 
-def test_a_model_without_norm_is_not_rescued_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_arms_without_norm_have_none(monkeypatch: pytest.MonkeyPatch) -> None:
     without = measured(magnitude_lab, "no norm")
     monkeypatch.setattr(magnitude_lab, "without_norm", lambda model: nullcontext())
     assert measured(magnitude_lab, "no norm") == measured(magnitude_lab, "norm after")
     assert without != measured(magnitude_lab, "norm after")
-    assert real_verdict(magnitude_lab) == "does not hold"
 
 
 # What is known exactly

@@ -11,11 +11,12 @@ from torch.nn.functional import cross_entropy
 from qkv.data.batches.batch import Batch
 from qkv.data.embedded.synthetic_batches import random_batch
 from qkv.lab.experiment import Cell, Check, Experiment, Measured, Panel, Size
+from qkv.lab.experiments.mechanism.small_models import Surgery
 from qkv.lab.fit import fit
 from qkv.lab.surgery import unmasked_training
 from qkv.models import GPT, GPTConfig
 
-ARMS = {"with mask": nullcontext, "without mask": unmasked_training}
+ARMS: dict[str, Surgery] = {"with mask": nullcontext, "without mask": unmasked_training}
 VOCABULARY = 32
 CHANCE = log(VOCABULARY)
 

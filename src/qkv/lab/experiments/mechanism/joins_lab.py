@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from qkv.data.batches.batch import Batch
+from qkv.data.embedded.synthetic import Split
 from qkv.data.embedded.synthetic_batches import back_batch
 from qkv.lab.experiment import Cell, Check, Experiment, Measured, Panel, Size
 from qkv.lab.fit import accuracy, fit
@@ -13,7 +16,7 @@ from qkv.models import GPT, GPTConfig
 VECTORS = ("learned", "sinusoidal")
 WAYS = ("sum", "product", "concatenate")
 JOINED = {f"{vector}, {way}": (vector, way) for vector in VECTORS for way in WAYS}
-ARMS = {"none": ("none", "sum"), **JOINED, "rotary": ("rotary", "sum")}
+ARMS: dict[str, tuple[Any, Any]] = {"none": ("none", "sum"), **JOINED, "rotary": ("rotary", "sum")}
 VOCABULARY = 32
 DISTANCE = 3
 
@@ -33,7 +36,7 @@ def measure(cell: Cell) -> Measured:
     )
     model = GPT(config).to(cell.device)
 
-    def batch(step: int, split: str = "train") -> Batch:
+    def batch(step: int, split: Split = "train") -> Batch:
         sizes = (32, size.length, VOCABULARY)
         return back_batch(cell.seed, step, *sizes, distance=DISTANCE, split=split)
 

@@ -25,34 +25,33 @@ LOOKUPS = {**HARD, **SOFT}
 def measure(cell: Cell) -> Measured:
     """Learn W_q and W_k; a hidden matrix maps each key to the query that asks for it."""
     size = cell.size
-    shared = {"bias": False, "device": cell.device}
-    table = nn.ModuleDict({name: nn.Linear(size.width, size.width, **shared) for name in "qk"})
-    random = torch.Generator().manual_seed(cell.seed)
-    hidden = torch.randn(size.width, size.width, generator=random) / size.width**0.5
+    query = nn.Linear(size.width, size.width, bias=False)
+    key = nn.Linear(size.width, size.width, bias=False)
+    layers = nn.ModuleList([query, key]).to(cell.device)
+    hidden = torch.randn(size.width, size.width) / size.width**0.5
 
     def draw(step: int) -> tuple[torch.Tensor, ...]:
         random = torch.Generator().manual_seed(1_000_000 * cell.seed + step)
-        key = torch.randn(size.keys, size.width, generator=random)
-        value = torch.randn(size.keys, 1, generator=random)
-        return key.to(cell.device), (key @ hidden).to(cell.device), value.to(cell.device)
+        keys = torch.randn(size.keys, size.width, generator=random)
+        values = torch.randn(size.keys, 1, generator=random)
+        return keys.to(cell.device), (keys @ hidden).to(cell.device), values.to(cell.device)
 
     def loss(tensors: tuple[torch.Tensor, ...]) -> torch.Tensor:
         keys, queries, values = tensors
-        found = LOOKUPS[cell.arm](table["q"](queries), table["k"](keys), values)
+        found = LOOKUPS[cell.arm](query(queries), key(keys), values)
         # Where a lookup gives no gradient, nothing is learned.
-        return (found - values).square().mean() + 0 * (table["q"].weight + table["k"].weight).sum()
+        return (found - values).square().mean() + 0 * (query.weight + key.weight).sum()
 
     tests = [draw(size.steps + number) for number in range(20)]
     errors: dict[int, float] = {}
 
     def test(step: int) -> None:
         if step % max(1, size.steps // 10) == 0:
-            with torch.no_grad():
-                errors[step] = min(float(sum(map(loss, tests))) / len(tests), 100.0)
+            errors[step] = min(float(sum(map(loss, tests))) / len(tests), 100.0)
 
     test(0)
-    (gradient,) = torch.autograd.grad(loss(tests[0]), [table["q"].weight])
-    fit(table, draw, size.steps, rate=1e-2, loss=loss, every=test, weight_decay=0.0)
+    (gradient,) = torch.autograd.grad(loss(tests[0]), [query.weight])
+    fit(layers, draw, size.steps, rate=1e-2, loss=loss, every=test, weight_decay=0.0)
     last = errors[max(errors)]
     return {"error": errors, "first gradient": float(gradient.norm()), "learned": errors[0] - last}
 

@@ -12,6 +12,7 @@ from qkv.lab.experiments.mechanism.small_models import BehindTask, answer_error,
 from qkv.lab.fit import accuracy, fit
 from qkv.lab.surgery import without_norm
 from qkv.models import GPT, GPTConfig
+from qkv.nn.stack_config import NormPlacement
 
 SQUARED = "no norm, squared error"
 ARMS = ("norm after", "norm before", "no norm", "norm after, squared error", SQUARED)
@@ -22,7 +23,7 @@ def train(cell: Cell, magnitude: int) -> tuple[float, float]:
     torch.manual_seed(cell.seed)
     task = BehindTask(cell.seed)
     squared = "squared" in cell.arm
-    place = "before" if cell.arm == "norm before" else "after"
+    place: NormPlacement = "before" if cell.arm == "norm before" else "after"
     sizes = {"width": cell.size.width, "depth": cell.size.depth, "heads": 2, "context": 8}
     model = GPT(GPTConfig(vocabulary=18, tied=False, norm_placement=place, **sizes))
     for table in model.embedding.parameters():
@@ -63,8 +64,7 @@ EXPERIMENT = Experiment(
         'A classification: who is behind, in "the dog is behind the cat", among 12 nouns?',
         "GPTs whose embeddings have numbers of standard deviation 1, 10, 100 and 1,000.",
         "Layer norm after each sublayer, before each, or none; cross-entropy or squared error.",
-        "Before training: the gradient at the logits, the mean norm over the sentences.",
-        "After training: the accuracy with new pairs of nouns.",
+        "Before training: the gradient at the logits; after it: the accuracy with new pairs.",
     ),
     arms=ARMS,
     measure=measure,

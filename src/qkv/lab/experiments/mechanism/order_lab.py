@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from typing import Any
 
 import torch
 
@@ -12,7 +13,7 @@ from qkv.lab.fit import accuracy, fit
 from qkv.lab.surgery import unmasked_training
 from qkv.models import GPT, GPTConfig
 
-ARMS = {"no positions": "none", "learned": "learned", "sinusoidal": "sinusoidal"}
+ARMS: dict[str, Any] = {"no positions": "none", "learned": "learned", "sinusoidal": "sinusoidal"}
 MASKED = "causal mask only"
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from math import log10
+from typing import Any
 
 from qkv.lab.experiment import Cell, Check, Experiment, Measured, Panel, Size
 from qkv.lab.experiments.mechanism.small_models import learn_reversal, softmax_derivative
 from qkv.lab.surgery import unscaled
 from qkv.nn.attention.score import dot, scaled_dot
 
-ARMS = {"scaled": (scaled_dot, nullcontext), "unscaled": (dot, unscaled)}
+ARMS: dict[str, Any] = {"scaled": (scaled_dot, nullcontext), "unscaled": (dot, unscaled)}
 DIMENSIONS = (4, 16, 64, 256, 1024)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torch import no_grad
+from torch import Tensor, no_grad
 from torch.nn.functional import cross_entropy
 
 from qkv.data.batches.batch import IGNORE
@@ -29,7 +29,7 @@ def measure(cell: Cell) -> Measured:
     def batch(step: int) -> LookupBatch:
         return lookups_batch(cell.seed, step, 16, size.length, VOCABULARY, distances=DISTANCES)
 
-    def loss(batch: LookupBatch) -> object:
+    def loss(batch: LookupBatch) -> Tensor:
         logits = model(batch.ids.to(cell.device)).view(-1, VOCABULARY)  # (B T M, V)
         targets = batch.targets.to(cell.device).flatten()
         return cross_entropy(logits, targets, ignore_index=IGNORE)

@@ -67,7 +67,8 @@ def learn_reversal(
     with surgery(model):
         logits = model(test.source, test.ids)  # (B, T, V)
         cross_entropy(logits.flatten(0, 1), test.targets.flatten()).backward()
-        rows = model.encoder.blocks[0].attention.qkv.weight.grad[: 2 * head_width]
+        first: Any = model.encoder.blocks[0]
+        rows = first.attention.qkv.weight.grad[: 2 * head_width]  # W_q and W_k
         gradient = float(rows.norm())
         model.zero_grad()
 
