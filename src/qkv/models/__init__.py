@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from qkv.models.model import Model
     from qkv.models.presets import PRESETS, preset
     from qkv.models.registry import build, count_parameters, group_key_value_heads, register_family
-    from qkv.models.rnn import RNN
-    from qkv.models.rnn_language_model import RNNLanguageModel
+    from qkv.models.rnn import RNN, RNNLanguageModel
     from qkv.models.task_model import TaskModel
     from qkv.models.transformer import Transformer
     from qkv.models.variants.quantize import int8

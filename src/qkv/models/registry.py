@@ -28,8 +28,7 @@ from qkv.models.configs import (
 )
 from qkv.models.gpt import GPT
 from qkv.models.model import Model, uncompiled
-from qkv.models.rnn import RNN
-from qkv.models.rnn_language_model import RNNLanguageModel
+from qkv.models.rnn import RNN, RNNLanguageModel
 from qkv.models.task_model import TaskModel
 from qkv.models.transformer import Transformer
 from qkv.nn import own_parts

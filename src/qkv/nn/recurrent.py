@@ -86,7 +86,7 @@ class Recurrent(nn.Module):
             return outputs, tuple(map(self.join_directions, last))
 
         states = []
-        for layer, cells in enumerate(self.cells):  # type: ignore[arg-type]
+        for layer, cells in enumerate(self.cells.children()):
             before = None
             if hidden is not None:
                 before = tuple(h[layer : layer + 1] for h in hidden)  # each (1, B, E)

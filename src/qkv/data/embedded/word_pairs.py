@@ -13,7 +13,13 @@ WORD_LISTS: tuple[WordList, ...] = get_args(WordList)
 WordSplit = Literal["train", "valid", "all"]
 WORD_SPLITS: tuple[WordSplit, ...] = get_args(WordSplit)
 EVERY = 5
-"""One pair in so many is held out for validation."""
+"""Every fifth pair is held out for validation."""
+HELD_OUT: dict[WordSplit, tuple[bool, ...]] = {
+    "train": (False,),
+    "valid": (True,),
+    "all": (False, True),
+}
+"""Whether the pairs of a split are held out."""
 
 
 def word_pairs(name: WordList, split: WordSplit = "all") -> list[tuple[str, str]]:
@@ -28,20 +34,16 @@ def word_pairs(name: WordList, split: WordSplit = "all") -> list[tuple[str, str]
         The pairs, always in the same order.
 
     Raises:
-        ValueError: If the name or the split is unknown.
+        KeyError: If the name or the split is unknown.
 
     Example:
         >>> word_pairs("french")[0]
         ('sea otter', 'loutre de mer')
     """
-    for kind, value, known in (("name", name, WORD_LISTS), ("split", split, WORD_SPLITS)):
-        if value not in known:
-            raise ValueError(f"{kind}: expected one of {', '.join(known)}, not {value!r}")
-
+    wanted = HELD_OUT[split]
     chosen: list[tuple[str, str]] = []
     for number, (question, answer) in enumerate(tables()[name]):
-        is_held_out = number % EVERY == EVERY - 1
-        if split == "all" or is_held_out == (split == "valid"):
+        if (number % EVERY == EVERY - 1) in wanted:
             chosen.append((question, answer))
 
     return chosen

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import tomllib
+from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
-from typing import Any, NamedTuple
+from typing import Any
 
 PUNCTUATION = ".,?!"
 WORD_MARK = "*"
 CUE_MARK = "_"
 
 
-class MarkedWord(NamedTuple):
+@dataclass(frozen=True)
+class MarkedWord:
     """A sentence with a word that is a noun or a verb."""
 
     text: str
@@ -23,7 +25,8 @@ class MarkedWord(NamedTuple):
     """Either noun or verb."""
 
 
-class WordSense(NamedTuple):
+@dataclass(frozen=True)
+class WordSense:
     """A sentence with a word that has several meanings."""
 
     text: str

@@ -39,8 +39,8 @@ SPLITS: tuple[str, ...] = get_args(turkish.Split)
 """The splits of most embedded data: train, valid and test."""
 NAMED_SOURCES = {
     "python": NamedSource("texts", get_args(python_library.Split), python_library.texts),
-    "english": NamedSource("texts", ("train", "valid"), everyday_english.english_texts),
     "turkish": NamedSource("pairs", SPLITS, turkish.pairs),
+    "english": NamedSource("texts", ("train", "valid"), everyday_english.english_texts),
     "turkish-long": NamedSource("pairs", SPLITS, long_pairs),
     "copy": NamedSource("pairs", SPLITS, synthetic.copy_pairs),
     "reverse": NamedSource("pairs", SPLITS, synthetic.reverse_pairs),

@@ -45,3 +45,10 @@ class RecurrentState(Cache):
         self.encoded = reorder_optional(self.encoded, rows)
         self.key = reorder_optional(self.key, rows)
         self.padding_mask = reorder_optional(self.padding_mask, rows)
+
+    def carried(self) -> dict[str, Tensor]:
+        return {str(i): h.detach().transpose(0, 1) for i, h in enumerate(self.hidden)}
+
+    def continue_from(self, carried: dict[str, Tensor]) -> None:
+        ordered = sorted(carried.items())
+        self.hidden = tuple(h.transpose(0, 1).contiguous() for _, h in ordered)

@@ -13,6 +13,7 @@ from qkv.data.batches.chat import ConversationData
 from qkv.data.batches.labelled import LabelledData
 from qkv.data.batches.masked import MaskedData
 from qkv.data.batches.paired import PairedData
+from qkv.data.batches.streams import StreamedData
 from qkv.models.model import Model
 from qkv.models.registry import build
 from qkv.training.objective import Objective
@@ -67,6 +68,11 @@ def build_objective(
     requested = config.compile
     if requested is None and is_recurrent(model):
         requested = False  # torch.compile breaks its graph at every recurrent layer
+    if isinstance(task.training, StreamedData):
+        if requested:
+            raise ValueError("compile: memory carried from step to step needs eager mode")
+
+        requested = False
 
     if should_compile(requested, world.device.type, task.training):
         objective.compile_reader()
