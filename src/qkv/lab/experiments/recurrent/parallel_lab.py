@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from math import log2
 
-import torch
-
 from qkv.data.batches.batch import Batch
 from qkv.data.embedded.synthetic_batches import random_batch
 from qkv.lab.experiment import Cell, Check, Experiment, Measured, Panel, Size

@@ -48,11 +48,13 @@ def train(cell: Cell, depth: int) -> tuple[dict[int, float], float]:
             if cell.arm in SURGERY:
                 opened.enter_context(SURGERY[cell.arm](model))
 
-        given = {"seed": cell.seed, "device": cell.device, "batch_tokens": size.batch_tokens}
-        model, _, _, task = fit_text(config, "python", 0, surgery=operate, **given)
+        given = {"seed": cell.seed, "device": cell.device, "batch_tokens": size.rows * size.context}
+        model, _, _, task = fit_text(
+            config, "python", 0, surgery=operate, validation_batches=1, **given
+        )
         gradients = block_gradients(model, task.training.batch(0))
         fit(model, task.training.batch, size.steps, rate=size.rate)
-        return gradients, validation_loss(model, task)
+        return gradients, validation_loss(model, task, 16)
 
 
 EXPERIMENT = Experiment(
@@ -81,12 +83,8 @@ EXPERIMENT = Experiment(
         Panel("loss", "depth", "loss on held-out text (nats)", "After training"),
         Panel("gradient", "block", "log10 of the gradient", "Before training, deep models"),
     ),
-    small=Size(
-        seeds=4, minutes=2, steps=80, deep=8, width=32, context=64, batch_tokens=512, rate=3e-3
-    ),
-    large=Size(
-        seeds=5, minutes=6, steps=300, deep=24, width=256, context=256, batch_tokens=8192, rate=1e-3
-    ),
+    small=Size(seeds=4, minutes=2, steps=80, deep=8, width=32, context=64, rows=8, rate=3e-3),
+    large=Size(seeds=5, minutes=6, steps=300, deep=24, width=256, context=256, rows=32, rate=1e-3),
     remark="",
     next_steps=(
         "qkv lab residual --set deep=16: how deep may a model without residuals be?",

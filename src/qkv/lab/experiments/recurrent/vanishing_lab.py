@@ -24,10 +24,8 @@ def measure(cell: Cell) -> Measured:
     size = cell.size
     name = cell.arm.split(",")[0]
     config = language_model(name, context=size.context, width=size.width, depth=1, heads=4)
-    tokens = size.rows * size.context
-    model, _, _, task = fit_text(
-        config, "python", 0, seed=cell.seed, device=cell.device, batch_tokens=tokens
-    )
+    given = {"seed": cell.seed, "device": cell.device, "batch_tokens": size.rows * size.context}
+    model, _, _, task = fit_text(config, "python", 0, validation_batches=1, **given)
     for name, weight in model.named_parameters():
         if cell.arm == LARGE and "weight_hh" in name:
             weight.data.mul_(2)
