@@ -223,7 +223,8 @@ def block_gradients(model: Model, batch: Batch) -> dict[int, float]:
     Returns:
         The logarithm to base 10 of the gradient's norm, of at least 1e-30.
     """
-    Objective(model)(batch.to(next(model.parameters()).device)).backward()
+    loss = Objective(model)(batch.to(next(model.parameters()).device))
+    (loss / batch.count).backward()
     squares: dict[int, float] = {}
     for name, weight in model.named_parameters():
         number = re.search(r"(?:blocks|cells)\.(\d+)\.|_l(\d+)$", name)
