@@ -7,7 +7,7 @@ import torch
 from qkv.data.batches.batch import Batch
 from qkv.data.embedded.synthetic_batches import copy_batch
 from qkv.lab.experiment import Cell, Check, Experiment, Measured, Panel, Size
-from qkv.lab.experiments.recurrent.sequence_models import copier
+from qkv.lab.experiments.recurrent.sequence_models import copier, difference
 from qkv.lab.fit import accuracy, fit
 from qkv.lab.surgery import free_running
 from qkv.models import Model
@@ -68,18 +68,18 @@ EXPERIMENT = Experiment(
     checks=(
         Check(
             "Attention copies long sequences better than a vector of twice the width",
-            lambda value: value(ATTENTION, "copied, longest") - value(WIDE, "copied, longest"),
-            relevant=0.1,
+            difference("copied, longest", ATTENTION, WIDE),
+            0.1,
         ),
         Check(
             "Without attention, more is lost as sequences get longer",
-            lambda value: value(EQUAL, "lost with length") - value(ATTENTION, "lost with length"),
-            relevant=0.1,
+            difference("lost with length", EQUAL, ATTENTION),
+            0.1,
         ),
         Check(
             "A wider vector holds more of a long sequence",
-            lambda value: value(WIDE, "copied, longest") - value(NARROW, "copied, longest"),
-            relevant=0.05,
+            difference("copied, longest", WIDE, NARROW),
+            0.05,
         ),
     ),
     panels=(Panel("copied", "length", "tokens right", levels={"chance": 1 / (VOCABULARY - 3)}),),

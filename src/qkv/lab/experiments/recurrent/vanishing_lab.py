@@ -9,7 +9,7 @@ from torch.nn.functional import cross_entropy
 from qkv.data.batches.batch import Batch
 from qkv.insight.inspect.attribution import embedding_leaves
 from qkv.lab.experiment import Cell, Check, Experiment, Measured, Panel, Size
-from qkv.lab.experiments.recurrent.sequence_models import language_model
+from qkv.lab.experiments.recurrent.sequence_models import difference, language_model
 from qkv.lab.fit import fit, fit_text
 from qkv.models import Model
 
@@ -24,10 +24,8 @@ def measure(cell: Cell) -> Measured:
     size = cell.size
     name = cell.arm.split(",")[0]
     config = language_model(name, context=size.context, width=size.width, depth=1, heads=4)
-    tokens = size.rows * size.context
-    model, _, _, task = fit_text(
-        config, "python", 0, seed=cell.seed, device=cell.device, batch_tokens=tokens
-    )
+    given = {"seed": cell.seed, "device": cell.device, "batch_tokens": size.rows * size.context}
+    model, _, _, task = fit_text(config, "python", 0, validation_batches=1, **given)
     for name, weight in model.named_parameters():
         if cell.arm == LARGE and "weight_hh" in name:
             weight.data.mul_(2)
@@ -80,26 +78,23 @@ EXPERIMENT = Experiment(
     checks=(
         Check(
             "A trained RNN's gradient falls by more decades than attention's",
-            lambda value: value("RNN", "fall after training")
-            - value(ATTENTION, "fall after training"),
-            relevant=2,
+            difference("fall after training", "RNN", ATTENTION),
+            2,
         ),
         Check(
             "With recurrent weights twice as large, the gradient of an RNN explodes at the start",
             lambda value: value(LARGE, "rise at the start"),
-            relevant=1,
+            1,
         ),
         Check(
             "After training, LSTM and GRU lose fewer decades than an RNN",
-            lambda value: value("RNN", "fall after training")
-            - max(value(cell, "fall after training") for cell in ("LSTM", "GRU")),
-            relevant=1,
+            difference("fall after training", "RNN", "LSTM", "GRU"),
+            1,
         ),
         Check(
             "An RNN depends on the last 8 tokens more than attention does",
-            lambda value: value("RNN", "share of the recent")
-            - value(ATTENTION, "share of the recent"),
-            relevant=0.1,
+            difference("share of the recent", "RNN", ATTENTION),
+            0.1,
         ),
     ),
     panels=(
@@ -108,7 +103,12 @@ EXPERIMENT = Experiment(
     ),
     small=Size(seeds=5, minutes=1, steps=150, rows=16, context=64, width=64, rate=5e-3),
     large=Size(seeds=10, minutes=3, steps=1000, rows=64, context=512, width=512, rate=1e-3),
-    remark="",
+    remark=(
+        "Whether a gradient vanishes depends on the weights. At the start, with an orthogonal "
+        "recurrent matrix, an RNN loses only 2 decades over 63 steps, while LSTM and GRU, whose "
+        "gates begin half open, lose 8: a factor of 1/2 a step. Gates help once they have been "
+        "learned: after training the RNN loses 15 decades, the LSTM 8 and the GRU 5."
+    ),
     next_steps=(
         "qkv lab vanishing --set context=128: does attention stay level?",
         "qkv lab distance: what the gradient's reach means for learning.",
