@@ -85,8 +85,8 @@ EXPERIMENT = Experiment(
         Panel("aligned words", "", "fraction of words", "Strongest weight on the right word"),
         Panel("by head", "", "fraction of words", "Transformer", "dots", arms=("Transformer",)),
     ),
-    small=Size(seeds=4, minutes=1.5, width=64, steps=450, sentences=200),
-    large=Size(seeds=8, minutes=5, width=256, steps=1500, sentences=1000),
+    small=Size(seeds=4, minutes=1.5, width=64, steps=400, sentences=80),
+    large=Size(seeds=8, minutes=4, width=128, steps=400, sentences=500),
     remark="",
     next_steps=(
         "qkv translate --alignment: the matrix of one sentence",

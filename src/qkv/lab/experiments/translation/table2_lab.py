@@ -68,7 +68,7 @@ EXPERIMENT = Experiment(
         Panel("table", "training FLOPs", "BLEU", "The lecture's table", log="x", draw=draw_table),
     ),
     small=Size(seeds=4, minutes=2, width=64, budget=3.2e11, points=8, sentences=200),
-    large=Size(seeds=5, minutes=6, width=256, budget=2e13, points=10, sentences=1000),
+    large=Size(seeds=8, minutes=4, width=128, budget=2.2e12, points=10, sentences=1000),
     remark="",
     next_steps=(
         "qkv lab table2 --set width=128 --set budget=1e12: does a wider Transformer gain more?",
