@@ -12,8 +12,6 @@ import torch
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from qkv.lab.lab_results import Results
-
 X = float | int | str
 Y = float | Sequence[float]
 """A number; or, in an experiment without seeds, one number for each unit (sentence, word ...)."""
@@ -65,7 +63,7 @@ class Check:
     Args:
         says: The claim as a sentence.
         effect: A function that computes the effect of one unit. It is called with a function
-            `value(arm, measure, x)` that returns what was measured in this unit (x: if there is one).
+            `value(arm, measure, x)` that returns what was measured in this unit (x if it has one).
         relevant: The smallest effect that matters, a positive number in the unit of the effect.
         expects: "more" if the claim is a positive effect, "same" if it is none.
         exact: True for counts that are the same in every run: one measurement is enough.
@@ -92,7 +90,8 @@ class Panel:
         log: The axes with a logarithmic scale: "", "x", "y" or "xy".
         arms: The arms to show (default: all that have the measure).
         levels: Horizontal lines with a name: chance, the entropy of the data ...
-        draw: A function that draws the panel instead, with matplotlib.
+        draw: A function that draws the panel instead, with matplotlib: it gets the axes and the
+            `Results`.
     """
 
     measure: str
@@ -103,7 +102,7 @@ class Panel:
     log: Literal["", "x", "y", "xy"] = ""
     arms: tuple[str, ...] = ()
     levels: Mapping[str, float] | None = None
-    draw: Callable[[Axes, Results], None] | None = None
+    draw: Callable[[Axes, Any], None] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,11 +157,22 @@ class Experiment:
                 raise ValueError(
                     f"{key}: {self.name} has no such setting; it has {', '.join(known)}"
                 )
-            if not isinstance(value, type(known[key])) and not isinstance(known[key], float):
-                expected = type(known[key]).__name__
-                raise ValueError(f"{key}: expected {expected}, as {known[key]!r}, not {value!r}")
+
+            check_setting(key, value, known[key])
 
         if settings.get("seeds", 1) < 1:
             raise ValueError(f"seeds: expected 1 or more, not {settings['seeds']}")
 
         return Size(**{**known, **settings})
+
+
+def check_setting(key: str, value: Any, default: Any) -> None:
+    """Raise unless a value has the type of the default; an integer may stand for a float."""
+    expected: tuple[type, ...] = (type(default),)
+    if isinstance(default, float):
+        expected = (float, int)
+
+    if default is not None and type(value) not in expected:
+        raise ValueError(
+            f"{key}: expected {expected[0].__name__}, such as {default!r}, not {value!r}"
+        )

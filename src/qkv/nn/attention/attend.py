@@ -122,10 +122,7 @@ def attend(
     bias = None if bias is None else as_bias(bias)
     q, k, v = with_heads(query), with_heads(key), with_heads(value)
     check_arguments(q, k, v, mask, bias, score)
-    if kernel is not None and kernel != "eager" and kernel not in KERNELS:
-        raise ValueError(f"kernel: expected one of eager, {', '.join(KERNELS)}, not {kernel!r}")
-    if normalise not in NORMALISE:
-        raise ValueError(f"normalise: expected {', '.join(NORMALISE)}, not {normalise!r}")
+    check_choices(kernel, normalise)
 
     needs_scores = need_weights or on_scores is not None or on_weights is not None
     needs_scores = needs_scores or normalise != "softmax"
@@ -152,6 +149,13 @@ def attend(
         )
 
     return without_heads(KERNELS[kernel].run(call), query.dim()), None
+
+
+def check_choices(kernel: str | None, normalise: str) -> None:
+    if kernel is not None and kernel != "eager" and kernel not in KERNELS:
+        raise ValueError(f"kernel: expected one of eager, {', '.join(KERNELS)}, not {kernel!r}")
+    if normalise not in NORMALISE:
+        raise ValueError(f"normalise: expected {', '.join(NORMALISE)}, not {normalise!r}")
 
 
 def choose(call: AttentionCall, score: Score, needs_scores: bool) -> str:
