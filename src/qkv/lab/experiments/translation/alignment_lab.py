@@ -87,7 +87,7 @@ EXPERIMENT = Experiment(
     ),
     small=Size(seeds=4, minutes=1.5, width=64, steps=400, sentences=80),
     large=Size(seeds=8, minutes=4, width=128, steps=400, sentences=500),
-    remark="The mean over all heads aligns nearly every word; single heads of the Transformer align "
+    remark="The mean over all heads aligns nearly every word, single heads of the Transformer "
     "65% to 99%, so one head's picture can mislead. The RNN's attention varies with the seed.",
     next_steps=(
         "qkv translate --alignment: the matrix of one sentence",

@@ -28,8 +28,8 @@ def measure(cell: Cell) -> Measured:
 
     per_step = members * tr.flops_per_step(config)
     steps = int(size.budget / per_step)
-    options = {"rate": RATES[cell.arm], "final_rate": 1.0, "members": members}
-    models, by_step = tr.follow(cell, config, steps, **options)
+    rate = RATES[cell.arm]
+    models, by_step = tr.follow(cell, config, steps, members=members, rate=rate)
     step = tr.first_crossing(by_step, LEVEL)
     shares = [size.budget * point / size.points / 1e9 for point in range(1, size.points + 1)]
     final = by_step[steps]
