@@ -208,7 +208,7 @@ def test_log_probabilities_are_those_of_the_model(config: Any, small_task: Train
     with torch.no_grad():
         expected = model(source, target[:, :-1])[0].log_softmax(-1)
         hidden_source = source.clone()
-        hidden_source[0, 2] = small_task.tokenizer.unknown
+        hidden_source[0, 2] = small_task.tokenizer.unknown or 0
         expected_hidden = model(hidden_source, target[:, :-1])[0].log_softmax(-1)
 
     found = tr.target_log_probabilities(model, english).double()
@@ -266,7 +266,7 @@ def test_tokens_drawn_at_another_temperature_are_rejected(
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.shape[0] == small_task.tokenizer.vocabulary:
-                parameter *= 4  # a few likely tokens
+                parameter.mul_(4)  # a few likely tokens
 
     monkeypatch.setattr(sampling_lab, "translator", lambda *arguments: model)
     cell = tiny_cell("sampling", sampling_lab.USUAL, sentences=5, draws=200)

@@ -83,11 +83,12 @@ EXPERIMENT = Experiment(
     checks=(*map(aligns, LEARNED), *map(explains, LEARNED)),
     panels=(
         Panel("aligned words", "", "fraction of words", "Strongest weight on the right word"),
-        Panel("by head", "", "fraction of words", "Transformer", "dots", arms=("Transformer",)),
+        Panel("by head", "", "fraction of words", "By head", "dots", arms=("Transformer",)),
     ),
-    small=Size(seeds=4, minutes=1.5, width=64, steps=450, sentences=200),
-    large=Size(seeds=8, minutes=5, width=256, steps=1500, sentences=1000),
-    remark="",
+    small=Size(seeds=4, minutes=1.5, width=64, steps=400, sentences=80),
+    large=Size(seeds=8, minutes=4, width=128, steps=400, sentences=500),
+    remark="The mean over all heads aligns nearly every word, single heads of the Transformer "
+    "65% to 99%, so one head's picture can mislead. The RNN's attention varies with the seed.",
     next_steps=(
         "qkv translate --alignment: the matrix of one sentence",
         "Which layer's heads align best? What do the others attend to?",

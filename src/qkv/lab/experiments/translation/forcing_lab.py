@@ -71,7 +71,7 @@ EXPERIMENT = Experiment(
         Panel("errors", "place in the sentence", "fraction of words wrong", "After the training"),
     ),
     small=Size(seeds=4, minutes=2, width=64, steps=360, points=6, sentences=200),
-    large=Size(seeds=5, minutes=6, width=256, steps=1500, points=10, sentences=1000),
+    large=Size(seeds=6, minutes=4, width=128, steps=400, points=10, sentences=1000),
     remark="",
     next_steps=(
         "qkv lab forcing --set steps=1000: does free-running catch up?",

@@ -63,7 +63,7 @@ EXPERIMENT = Experiment(
         Panel("aligned words", "", "fraction of words", "Attention on the right word"),
     ),
     small=Size(seeds=4, minutes=1.5, width=64, steps=400, rate=1e-2, points=8, sentences=200),
-    large=Size(seeds=8, minutes=5, width=256, steps=1500, rate=3e-3, points=10, sentences=1000),
+    large=Size(seeds=8, minutes=3, width=128, steps=400, rate=1e-2, points=10, sentences=500),
     remark="",
     next_steps=(
         "qkv lab scores --set steps=800: do the scores differ in the end, or only in speed?",

@@ -24,7 +24,7 @@ from qkv.lab.experiment import Cell, Check
 from qkv.lab.fit import fit
 from qkv.models import RNNConfig, TransformerConfig
 from qkv.models.model import Model
-from qkv.models.registry import Config, build
+from qkv.models.registry import build
 from qkv.models.sites import attention_sites
 from qkv.text.frame_tokens import translation_ends
 from qkv.training.run_config import DataConfig
@@ -34,6 +34,7 @@ from qkv.training.setup.training_task import TrainingTask, assemble
 BATCH_TOKENS = 1024
 FEWEST_EXPECTED = 5
 """Expected draws below which the chi-square test joins tokens."""
+TranslatorConfig = RNNConfig | TransformerConfig
 VARIETY = "different translations"
 Scores = dict[str, float]
 LONGEST = 20
@@ -72,7 +73,7 @@ def chosen_pairs(count: int, split: str = "test") -> list[tuple[str, str]]:
 
 
 def train_translator(
-    config: Config,
+    config: TranslatorConfig,
     steps: int,
     seed: int,
     device: torch.device,
@@ -128,8 +129,12 @@ class Followed(NamedTuple):
     """BLEU of the test sentences by the number of steps."""
 
 
-def follow(cell: Cell, config: Config, steps: int, *, members: int = 1, **options: Any) -> Followed:
+def follow(
+    cell: Cell, config: TranslatorConfig, steps: int, *, members: int = 1, **options: Any
+) -> Followed:
     """Train one translator or several, and measure the BLEU of all together at some steps.
+
+    After the warm-up the learning rate stays the same, since the curve is read on the way.
 
     Args:
         cell: The seed, the device, and the settings `points` (of the curve, equally far apart) and
@@ -142,6 +147,7 @@ def follow(cell: Cell, config: Config, steps: int, *, members: int = 1, **option
     Returns:
         The trained translators, and their BLEU by the number of steps.
     """
+    options = {"final_rate": 1.0, **options}
     snapshots: dict[int, list[Model]] = {}
     for point in range(1, cell.size.points + 1):
         snapshots[steps * point // cell.size.points] = []
@@ -166,7 +172,7 @@ def differs(says: str, more: str, less: str, name: str, relevant: float) -> Chec
     return Check(says, lambda value: value(more, name) - value(less, name), relevant)
 
 
-def first_crossing(curve: Mapping[float, float], level: float) -> float:
+def first_crossing(curve: Mapping[int, float], level: float) -> float:
     """The x at which a curve first reaches a level, between two points by a line.
 
     A curve that never reaches it counts as if it did at its last point: a lower bound.
@@ -217,7 +223,7 @@ def in_turkish(
     return [tokenizer.decode(target) for target in targets]
 
 
-def flops_per_step(config: Config) -> float:
+def flops_per_step(config: TranslatorConfig) -> float:
     """Floating-point operations of a training step, as `qkv train` counts them."""
     task = turkish_task()
     config = replace(config, vocabulary=task.tokenizer.vocabulary)
@@ -423,7 +429,9 @@ def target_log_probabilities(
     T = target.shape[1] - 1
     sources = source.repeat(T, 1)  # (T, S): one row for each word of the translation
     if hidden is not None:
-        sources[torch.arange(T), hidden] = turkish_task().tokenizer.unknown
+        unknown = turkish_task().tokenizer.unknown
+        assert unknown is not None
+        sources[torch.arange(T), hidden] = unknown
 
     with without_dropout(model):
         logits = model(sources, target[:, :-1].repeat(T, 1))  # (T, T, V)
