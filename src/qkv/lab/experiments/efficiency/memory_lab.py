@@ -88,7 +88,7 @@ EXPERIMENT = Experiment(
         Panel("loss", "", "loss of the last steps (nats)", "Loss", "dots"),
     ),
     timed=True,
-    small=Size(seeds=3, minutes=1, steps=30, width=128, depth=8, context=64, rows=16),
+    small=Size(seeds=3, minutes=0.8, steps=25, width=128, depth=8, context=64, rows=8),
     large=Size(seeds=3, minutes=2, steps=50, width=768, depth=12, context=1024, rows=16),
     remark="Checkpointing pays with time: each block is computed twice. Half precision saves less "
     "than half: the loss stays in float32, and the weights' bf16 copies are counted.",

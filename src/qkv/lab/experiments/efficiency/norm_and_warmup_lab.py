@@ -69,7 +69,7 @@ EXPERIMENT = Experiment(
     ),
     panels=(Panel("loss", "blocks", "held-out loss (nats)", "Loss by depth"),),
     small=Size(
-        seeds=3, minutes=1.5, depths=(1, 6), steps=120, width=32, batch_tokens=512,
+        seeds=4, minutes=1.2, depths=(1, 6), steps=100, width=32, batch_tokens=512,
         validation_batches=8, rate=3e-3,
     ),
     large=Size(

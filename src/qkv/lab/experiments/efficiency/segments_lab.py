@@ -74,7 +74,7 @@ EXPERIMENT = Experiment(
     ),
     panels=(Panel("loss", "position in the segment", "loss (nats)", "Loss of the third segment"),),
     small=Size(
-        seeds=4, minutes=1, steps=300, width=64, depth=2, context=32, batch_tokens=1024, texts=300
+        seeds=4, minutes=0.8, steps=300, width=64, depth=2, context=32, batch_tokens=512, texts=200
     ),
     large=Size(
         seeds=4, minutes=4, steps=2000, width=192, depth=4, context=64, batch_tokens=8192, texts=500
