@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional as F
 
@@ -73,7 +73,7 @@ def cache_bytes_per_token(model: Model) -> float:
     return total / tokens.shape[1]
 
 
-def kept_bytes(objective: Objective, batch: Batch) -> int:
+def kept_bytes(objective: nn.Module, batch: Any) -> int:
     """Bytes that the forward pass keeps for the backward pass, without the parameters.
 
     Tensors that share their memory count once. On the meta device nothing is computed.
