@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
-from torch import Tensor
-from torch.nn import functional as F
 
 from qkv.lab.experiment import Cell, Check, Experiment, Measured, Panel, Size
+from qkv.lab.experiments.efficiency.efficiency_measures import last_segment_losses
 from qkv.lab.fit import fit
 from qkv.models import GPTConfig, build
-from qkv.models.model import Model
 from qkv.training.run_config import DataConfig
-from qkv.training.setup.training_task import TrainingTask, assemble
+from qkv.training.setup.training_task import assemble
 
 ARMS = {"no memory": 0, "memory of 1 segment": 1, "memory of 2 segments": 2}
 PARTS = 4
@@ -34,42 +33,25 @@ def measure(cell: Cell) -> Measured:
     model = build(replace(task.config, memory=ARMS[cell.arm] * size.context)).to(cell.device)
     fit(model, task.training.batch, size.steps, rate=3e-3, seed=cell.seed)
 
-    losses = last_segment_losses(model, task, size)  # (B, T)
+    tokens = torch.from_numpy(task.validation.tokens.read(0, 3 * size.context * size.texts + 1))
+    losses = last_segment_losses(model, tokens, 3)  # (B, T)
     length = size.context // PARTS
     by_position = {}
     for begin, part in zip(range(0, size.context, length), losses.split(length, 1), strict=True):
         by_position[begin] = float(part.mean())
 
-    return {
-        "loss": by_position,
-        "first": by_position[0],
-        "rest": float(losses[:, length:].mean()),
-    }
+    rest = float(losses[:, length:].mean())
+    return {"loss": by_position, "first quarter": by_position[0], "rest": rest}
 
 
-@torch.no_grad()
-def last_segment_losses(model: Model, task: TrainingTask, size: Size) -> Tensor:
-    """The loss of each token of the third segment, after two that a memory may hold."""
-    length = 3 * size.context
-    tokens = torch.from_numpy(task.validation.tokens.read(0, size.texts * length + 1))
-    tokens = tokens.to(next(model.parameters()).device)
-    ids = tokens[:-1].view(size.texts, length)
-    targets = tokens[1:].view(size.texts, length)[:, -size.context :]
-
-    state = model.start()
-    for segment in ids.split(size.context, dim=1):
-        if not model.config.memory:
-            state = model.start()
-
-        logits = model.logits(model.decoder_hidden(segment, state=state))  # (B, T, V)
-
-    return F.cross_entropy(logits.transpose(1, 2), targets, reduction="none")
+def gain(value: Callable[..., float], part: str) -> float:
+    """By how much a memory of one segment lowers the loss in a part of the segment."""
+    return value("no memory", part) - value("memory of 1 segment", part)
 
 
 EXPERIMENT = Experiment(
     name="segments",
-    claim="A memory of earlier segments (Transformer-XL) helps, most of all at the start of a "
-    "segment.",
+    claim="A memory of earlier segments helps, most of all at the start of a segment.",
     slides=("002 L92",),
     setup=(
         "GPTs with relative positions read Python code in segments, character by character.",
@@ -83,23 +65,16 @@ EXPERIMENT = Experiment(
     checks=(
         Check(
             "A memory of one segment lowers the loss in the first quarter of a segment",
-            lambda value: value("no memory", "first") - value("memory of 1 segment", "first"),
-            relevant=0.03,
+            lambda value: gain(value, "first quarter"), 0.03,
         ),
         Check(
             "It helps more in the first quarter than in the rest of the segment",
-            lambda value: (
-                value("no memory", "first")
-                - value("memory of 1 segment", "first")
-                - value("no memory", "rest")
-                + value("memory of 1 segment", "rest")
-            ),
-            relevant=0.03,
+            lambda value: gain(value, "first quarter") - gain(value, "rest"), 0.03,
         ),
     ),
     panels=(Panel("loss", "position in the segment", "loss (nats)", "Loss of the third segment"),),
     small=Size(
-        seeds=4, minutes=1, steps=300, width=64, depth=2, context=32, batch_tokens=1024, texts=300
+        seeds=4, minutes=0.8, steps=300, width=64, depth=2, context=32, batch_tokens=512, texts=200
     ),
     large=Size(
         seeds=4, minutes=4, steps=2000, width=192, depth=4, context=64, batch_tokens=8192, texts=500
@@ -108,4 +83,4 @@ EXPERIMENT = Experiment(
         "qkv train gpt --position relative --memory 128 --carry-memory --data my.txt --out runs/xl",
         "qkv lab segments --set context=64: does a longer segment need the memory less?",
     ),
-)
+)  # fmt: skip
