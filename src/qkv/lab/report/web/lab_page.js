@@ -144,6 +144,7 @@ const ACTIONS = {
 
 addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey || help.open) return;
+  if (event.key.startsWith("Arrow") && event.target.closest(".scroller")) return; // these scroll the table
   const vertical = event.key === "ArrowDown" || event.key === "ArrowUp";
   if (vertical && current === null) return; // these keys scroll until a point is shown
   const act = ACTIONS[event.key];
