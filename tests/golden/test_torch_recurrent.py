@@ -66,6 +66,44 @@ def test_two_layers_are_their_equations(cell: str) -> None:
 
 
 @pytest.mark.parametrize("cell", ["rnn", "lstm", "gru"])
+def test_residual_layers_add_their_input_from_the_second_on(cell: str) -> None:
+    layer = Recurrent(cell, INPUT, WIDTH, 3, residual=True).double()
+    x = torch.randn(B, T, INPUT, dtype=torch.float64)
+    first = tuple(torch.randn(3, B, WIDTH, dtype=torch.float64) for _ in range(parts(cell)))
+    outputs, last = layer(x, first)
+    for b in range(B):
+        vectors = x[b]
+        for number, cells in enumerate(layer.cells):
+            before = tuple(h[number, b] for h in first)
+            new, after = run(cell, cells, "l0", vectors, before)
+            vectors = new if number == 0 else vectors + new
+            for actual, right in zip(last, after, strict=True):
+                assert_close(actual[number, b], right)
+
+        assert_close(outputs[b], vectors)
+
+
+def test_residual_layers_in_two_directions_respect_the_lengths_of_rows() -> None:
+    layer = Recurrent("gru", INPUT, WIDTH, 2, bidirectional=True, residual=True).double()
+    x = torch.randn(B, T, INPUT, dtype=torch.float64)
+    lengths = torch.tensor([5, 1, 3])
+    outputs, last = layer(x, lengths=lengths)
+    for b, length in enumerate(lengths.tolist()):
+        alone, after = layer(x[b : b + 1, :length])
+        assert_close(outputs[b : b + 1, :length], alone)
+        assert_close(last[0][:, b : b + 1], after[0])
+
+
+def test_one_residual_layer_is_a_plain_one() -> None:
+    plain = Recurrent("lstm", INPUT, WIDTH, 1).double()
+    residual = Recurrent("lstm", INPUT, WIDTH, 1, residual=True).double()
+    weights = plain.state_dict().items()
+    residual.load_state_dict({name.replace("cells.", "cells.0."): w for name, w in weights})
+    x = torch.randn(B, T, INPUT, dtype=torch.float64)
+    assert_close(residual(x), plain(x))
+
+
+@pytest.mark.parametrize("cell", ["rnn", "lstm", "gru"])
 def test_two_directions_are_two_runs_side_by_side(cell: str) -> None:
     """Rows have their own lengths: the backward run starts at the last token, not at padding."""
     layer = Recurrent(cell, INPUT, WIDTH, 1, bidirectional=True).double()

@@ -15,6 +15,8 @@ from qkv.models import (
     Config,
     GPTConfig,
     RNNConfig,
+    RNNLanguageModel,
+    RNNLMConfig,
     Transformer,
     TransformerConfig,
     build,
@@ -108,6 +110,20 @@ RNN_KINDS: dict[str, dict[str, Any]] = {
     "two layers": {"depth": 2, "cell": "lstm"},
     "tied": {"tied": True},
     "other source": {"source_vocabulary": 7},
+    "three residual layers": {"depth": 3, "residual": True},
+    "residual lstm without attention": {
+        "depth": 2,
+        "residual": True,
+        "cell": "lstm",
+        "attention": "none",
+    },
+}
+RNN_LM_KINDS: dict[str, dict[str, Any]] = {
+    **{cell: {"cell": cell} for cell in ("rnn", "lstm", "gru")},
+    "three layers": {"depth": 3},
+    "three residual layers": {"depth": 3, "residual": True},
+    "two residual layers of gru": {"depth": 2, "residual": True, "cell": "gru"},
+    "untied": {"tied": False},
 }
 
 
@@ -137,6 +153,10 @@ def transformer(**choices: Any) -> Transformer:
 
 def rnn(**choices: Any) -> RNN:
     return lively(RNNConfig(**({"vocabulary": V, "width": E} | choices)))
+
+
+def rnn_lm(**choices: Any) -> RNNLanguageModel:
+    return lively(RNNLMConfig(**({"vocabulary": V, "context": CONTEXT, "width": E} | choices)))
 
 
 def words(*shape: int, vocabulary: int = V) -> Tensor:

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from qkv.data.batches.batch import IGNORE, Batch
-from qkv.models import BERTConfig, Config, GPTConfig, RNNConfig, TransformerConfig
+from qkv.models import BERTConfig, Config, GPTConfig, RNNConfig, RNNLMConfig, TransformerConfig
 from qkv.models.convert.hf_folder import read_metadata
 from qkv.training.logging.metrics import read_metrics
 from qkv.training.loop import TrainingResult, training_loop
@@ -31,6 +31,7 @@ MODELS: dict[str, Config] = {
     "bert": BERTConfig(**SIZE, context=16, dropout=0.1),
     "transformer": TransformerConfig(**SIZE, context=32, dropout=0.1),
     "rnn": RNNConfig(vocabulary=64, width=16, dropout=0.1),
+    "rnn-lm": RNNLMConfig(vocabulary=64, context=16, width=16, depth=2, dropout=0.1),
 }
 NOUNS = ["cats", "mice", "dogs", "birds", "boats"]
 VERBS = ["chase", "see", "hear", "follow"]
@@ -49,7 +50,7 @@ def data_of(family: str, folder: Path) -> DataConfig:
     Texts are sentences; pairs are a sentence and its last two or three words in reverse order.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    if family in ("gpt", "bert"):
+    if family in ("gpt", "bert", "rnn-lm"):
         file = folder / "text.txt"
         if not file.exists():
             file.write_text("\n".join(sentences()) + "\n")

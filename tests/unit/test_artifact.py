@@ -27,6 +27,8 @@ from qkv.models import (
     GPTConfig,
     Model,
     RNNConfig,
+    RNNLanguageModel,
+    RNNLMConfig,
     Transformer,
     TransformerConfig,
 )
@@ -42,6 +44,7 @@ MODELS = {
     ),
     "bert": BERT(BERTConfig(**SMALL, context=32)),
     "transformer": Transformer(TransformerConfig(**SMALL, tied="two")),
+    "rnn-lm": RNNLanguageModel(RNNLMConfig(vocabulary=40, width=16, depth=2, residual=True)),
     "rnn": RNN(RNNConfig(vocabulary=40, width=16, cell="lstm")),
 }
 ARTIFACT = ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]

@@ -79,7 +79,9 @@ def started(commands: list[list[str]], forbidden: tuple[str, ...]) -> list[str]:
 
 
 def test_help_and_presets_and_the_flags_of_training_need_no_torch() -> None:
-    families = [["train", family, "--help"] for family in ("gpt", "bert", "transformer", "rnn")]
+    families = [
+        ["train", family, "--help"] for family in ("gpt", "bert", "transformer", "rnn", "rnn-lm")
+    ]
     shells = [["completion", shell] for shell in ("bash", "zsh", "fish")]
     printed = started(
         [["--help"], ["presets"], *families, *shells, ["help", "presets"], ["--version"]],
@@ -150,7 +152,7 @@ def test_the_flags_stored_for_completion_are_those_of_the_commands() -> None:
         ("--versoin", "there is no flag '--versoin'; did you mean --version?"),
         (
             "train gtp",
-            "train: expected one of gpt, bert, transformer, rnn, not 'gtp'; did you mean",
+            "train: expected one of gpt, bert, transformer, rnn, rnn-lm, not 'gtp'; did you mean",
         ),
         ("train gpt", "missing --data and --out; qkv train gpt --help shows the usage"),
         ("train gpt --dta x --out y", "--dta: unknown flag; did you mean --data?"),

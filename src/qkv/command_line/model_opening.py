@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from qkv import artifact
-from qkv.models import BERT, GPT, RNN, TaskModel, Transformer
+from qkv.models import BERT, GPT, RNN, RNNLanguageModel, TaskModel, Transformer
 from qkv.models.model import Model
 from qkv.text import Tokenizer
 from qkv.training.systems.distributed import device_named
@@ -22,6 +22,7 @@ PURPOSE: dict[type[Model], str] = {
     GPT: "a GPT continues text: use qkv generate, or qkv chat",
     BERT: "a BERT fills masks: use qkv fill",
     Transformer: "an encoder-decoder Transformer translates: use qkv translate",
+    RNNLanguageModel: "an RNN language model continues text: use qkv generate",
     RNN: "an encoder-decoder RNN translates: use qkv translate",
     TaskModel: "a fine-tuned model answers with its task head: use qkv classify, or qkv tag",
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import tyro
@@ -13,6 +14,7 @@ from qkv.command_line.model_opening import Machine, ModelName, open_model
 from qkv.command_line.terminal_bars import probability_bars
 from qkv.command_line.user_input import note_unknown, read_standard_input
 from qkv.generation.fill import Guess, fill, masks_of
+from qkv.lab import fill_model
 from qkv.models import BERT
 
 
@@ -26,7 +28,8 @@ def run(
     """Predict the masked words of a text, each with its probability.
 
     Args:
-        model: The folder of a run or of transformers that holds a BERT.
+        model: The folder of a run or of transformers that holds a BERT; or english, a small BERT
+            that is trained on embedded sentences at its first use.
         text: The text, with [mask] for each missing word (default: standard input).
         top: Predictions shown for each mask.
         as_json: Print a line of JSON for each mask, instead of bars.
@@ -42,7 +45,20 @@ def run(
     if not masked:
         raise ValueError("text: it is empty; expected a text with [mask] where a word is missing")
 
+    if model == fill_model.NAME and not Path(model).exists():
+        folder = fill_model.trained_bert(Console(highlight=False, stderr=True))
+        if folder is None:
+            return
+
+        model = str(folder)
+
     bert, tokenizer = open_model(model, machine, BERT)
+    if bert.predicts is None:
+        raise ValueError(
+            f"model: {model} is an encoder only and predicts no tokens; "
+            "`qkv fill english` trains a small BERT that does"
+        )
+
     masks = fill(bert, tokenizer, masked, top=top)
     note_unknown(tokenizer, masks_of(tokenizer).split(masked))
     if as_json:

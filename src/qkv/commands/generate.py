@@ -28,7 +28,7 @@ from qkv.generation.search.beam_search import beam_search
 from qkv.generation.search.beams import MOST_BEAMS
 from qkv.generation.stop import Reason
 from qkv.generation.text import TextChunk, prompt_ids, stream_text
-from qkv.models import GPT
+from qkv.models import GPT, RNNLanguageModel
 from qkv.text import Tokenizer
 from qkv.text.printable import printable
 
@@ -80,7 +80,7 @@ class Generate(SamplingPenalties):
         self.check_beams()
 
         text = read_prompt(self.prompt, self.file)
-        model, tokenizer = open_model(self.model, self.machine, GPT)
+        model, tokenizer = open_model(self.model, self.machine, GPT, RNNLanguageModel)
         note_unknown(tokenizer, [text])
         ids = prompt_ids(tokenizer, text)
         limit = context_limit(model, self.beyond)

@@ -28,6 +28,7 @@ TRAIN_HELP = """  gpt          predicts the next token: text generation
   bert         predicts masked tokens from both sides: an encoder
   transformer  encoder and decoder: translation
   rnn          recurrent encoder and decoder, with or without attention
+  rnn-lm       predicts the next token with recurrent layers: text generation
 
 qkv train gpt --help lists every flag with its default and meaning."""
 

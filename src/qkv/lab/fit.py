@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import islice
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
@@ -108,7 +110,7 @@ def fit(
 
 def fit_text(
     config: Config,
-    data: str | tuple[str, ...],
+    data: str | tuple[str, ...] | DataConfig,
     steps: int,
     *,
     seed: int,
@@ -116,6 +118,7 @@ def fit_text(
     batch_tokens: int = 1024,
     tokenizer: str = "characters",
     surgery: Callable[[Model], object] | None = None,
+    validation_batches: int | None = None,
     every: Callable[[int, Model, TrainingTask], object] | None = None,
     **options: Any,
 ) -> Fitted:
@@ -123,22 +126,26 @@ def fit_text(
 
     Args:
         config: The model; its vocabulary comes from the tokenizer.
-        data: Names of data, as "python" or "turkish".
+        data: Names of data, as "python" or "turkish"; or a `DataConfig` with more choices, whose
+            tokenizer counts.
         steps: Number of steps.
         seed: Seed of the weights, the order of the data and dropout.
         device: Where to train.
         batch_tokens: Tokens in a step.
         tokenizer: Kind of the tokenizer: characters, words or byte-pair.
         surgery: Changes the model before training.
+        validation_batches: Validate on this many batches (default: all held-out data).
         every: Called after each step with the number of steps, the model and the task.
         options: As in `fit`.
 
     Returns:
         The model, the losses of all steps, and the loss on held-out data.
     """
-    names = (data,) if isinstance(data, str) else data
-    data_config = DataConfig(data=names, tokenizer=tokenizer)
-    task = assemble(config, data_config, batch_tokens=batch_tokens, seed=seed)
+    if not isinstance(data, DataConfig):
+        names = (data,) if isinstance(data, str) else data
+        data = DataConfig(data=names, tokenizer=tokenizer)
+
+    task = assemble(config, data, batch_tokens=batch_tokens, seed=seed)
     torch.manual_seed(seed)
     model = build(task.config).to(device)
     if surgery is not None:
@@ -149,13 +156,18 @@ def fit_text(
             every(step, model, task)
 
     losses = fit(model, task.training.batch, steps, seed=seed, every=after, **options)
-    return Fitted(model, losses, validation_loss(model, task), task)
+    held_out_loss = validation_loss(model, task, validation_batches)
+    return Fitted(model, losses, held_out_loss, task)
 
 
-def validation_loss(model: Model, task: TrainingTask) -> float:
-    """The mean loss on the held-out data, after which the model is in training mode no more."""
+def validation_loss(model: Model, task: TrainingTask, batches: int | None = None) -> float:
+    """The mean loss on the held-out data, after which the model is in training mode no more.
+
+    With `batches`, only the first ones are read.
+    """
     world = World(next(model.parameters()).device)
-    mean, _ = validate(Objective(model), task.validation, world)
+    data: Any = SimpleNamespace(ordered=lambda: islice(task.validation.ordered(), batches))
+    mean, _ = validate(Objective(model), data, world)
     model.eval()
     return mean
 

@@ -32,7 +32,15 @@ from qkv.insight.render.figures.figure_style import canvas
 from qkv.insight.render.terminal_cells import HeatMap, has_blocks
 from qkv.insight.render.views import ENDINGS, labels, numbered
 from qkv.lab import demo as demonstration
-from qkv.lab.board import vectors
+from qkv.lab.board import (
+    ENGLISH,
+    QUICK,
+    SLIDE_ALIGNMENT,
+    SLIDE_WEIGHTS,
+    TURKISH,
+    slide_head,
+    vectors,
+)
 from qkv.models import GPT, Transformer
 from qkv.models.model import expect
 from qkv.nn.attention import Causal, Mask, attend, dot
@@ -43,7 +51,8 @@ if TYPE_CHECKING:
 
 HiddenConsole = tyro.conf.Suppress[tyro.conf.Fixed[Console | None]]
 """The console of a command, which is no flag."""
-QUICK = ("the", "quick", "brown")
+ON_THE_SLIDE = "on the slide"
+SLIDE_MASKED = "on the slide, masked"
 UNMASKED = "without a mask"
 MASKED = "with a causal mask"
 FORMATS = (".html", *ENDINGS)
@@ -80,6 +89,8 @@ def cats(
 ) -> None:
     """The lecture's first matrix: "cats chase mice" aligned with "kediler fareleri kovalar".
 
+    The slide's own numbers come first, then those of a translator.
+
     Args:
         out: Write a .html, .png, .svg or .pdf file as well.
         demo: The folder of the translator that qkv demo trains; if it is missing, the translator
@@ -88,6 +99,9 @@ def cats(
     """
     check_out(out)
     console = console or Console(highlight=False)
+    _, on_the_slide = slide_head(SLIDE_ALIGNMENT)
+    console.print(HeatMap(on_the_slide, TURKISH, ENGLISH, ON_THE_SLIDE), "")
+
     if not demonstration.finished(demo) and not demonstration.trained_translator(console, demo):
         console.print("Stopped. The same command resumes the training.")
         return
@@ -140,6 +154,8 @@ def mask(
 ) -> None:
     """The lecture's second: "the quick brown" with and without a causal mask, scores and weights.
 
+    The slide's own numbers come first: its scores are the logarithms of its weights.
+
     Args:
         out: Write a .html, .png, .svg or .pdf file as well.
         model: A GPT whose head is shown with and without its mask (default: vectors set by hand).
@@ -151,7 +167,7 @@ def mask(
     console = console or Console(highlight=False)
     if model is None:
         side = quick_brown_side()
-        heads = quick_brown_heads()
+        heads = slide_heads() | quick_brown_heads()
         title = "softmax(X Xᵀ) with and without a causal mask"
     else:
         side, heads, name = by_model(model, layer, head)
@@ -166,6 +182,17 @@ def quick_brown_side() -> Side:
     """The three words as a token sequence."""
     words = tuple(WholeWord(token, [position]) for position, token in enumerate(QUICK))
     return Side(tuple(range(len(QUICK))), QUICK, words)
+
+
+def slide_heads() -> dict[str, MaskedHead]:
+    """The slide's matrix without and with the causal mask."""
+    masks: dict[str, Mask | None] = {ON_THE_SLIDE: None, SLIDE_MASKED: Causal()}
+    heads = {}
+    for name, mask in masks.items():
+        scores, weights = slide_head(SLIDE_WEIGHTS, mask)
+        heads[name] = MaskedHead(scores.float(), weights.float())
+
+    return heads
 
 
 def quick_brown_heads() -> dict[str, MaskedHead]:
@@ -249,8 +276,9 @@ def show_mask(console: Console, names: tuple[str, ...], heads: dict[str, MaskedH
 def draw_mask(names: tuple[str, ...], heads: dict[str, MaskedHead], title: str) -> Figure:
     """The same as a figure."""
     wide, high = matrix_size(names, names)
-    figure = canvas(max(9.6, 2 * wide + 0.8), 2 * (high + 0.4) + 0.8)
-    axes = figure.subplots(2, 2)
+    rows = len(heads)
+    figure = canvas(max(9.6, 2 * wide + 0.8), rows * (high + 0.4) + 0.8)
+    axes = figure.subplots(rows, 2)
 
     for row, (name, head) in enumerate(heads.items()):
         matrix(
@@ -270,15 +298,15 @@ def draw_mask(names: tuple[str, ...], heads: dict[str, MaskedHead], title: str) 
 
 
 def as_look(title: str, side: Side, heads: dict[str, MaskedHead]) -> Look:
-    """Both matrices as two named heads of one layer: a page opens with them side by side."""
-    weights = torch.stack([head.weights for head in heads.values()])  # (2, T, T)
+    """The matrices as named heads of one layer: a page opens with them side by side."""
+    weights = torch.stack([head.weights for head in heads.values()])  # (H, T, T)
     attention = CapturedAttention(
         kind="self",
         rows=side,
         columns=side,
         layers={0: weights},
         depth=1,
-        heads=2,
+        heads=len(heads),
         causal=False,
         overview=weights.unsqueeze(0),
         entropy=entropy(weights).unsqueeze(0),

@@ -48,7 +48,7 @@ def sample_maker(task: TrainingTask) -> Callable[[Model], list[str]]:
     return make_samples
 
 
-def sample_texts(model: GPT, tokenizer: Tokenizer) -> list[str]:
+def sample_texts(model: Model, tokenizer: Tokenizer) -> list[str]:
     """Generate texts from their first token on, i.e. after an end-of-text token."""
     begin = tokenizer.end or 0
     prompt = torch.full((EXAMPLES, 1), begin, device=device_of(model))

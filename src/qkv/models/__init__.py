@@ -1,4 +1,4 @@
-"""Models: GPT, BERT, Transformer, RNN and task models; their configs need no torch (configs.py)."""
+"""Models: GPT, BERT, Transformer, RNNs, task models; their configs need no torch (configs.py)."""
 
 from typing import TYPE_CHECKING
 
@@ -9,6 +9,7 @@ from qkv.models.configs import (
     HeadConfig,
     ModelConfig,
     RNNConfig,
+    RNNLMConfig,
     TaskModelConfig,
     TransformerConfig,
 )
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from qkv.models.model import Model
     from qkv.models.presets import PRESETS, preset
     from qkv.models.registry import build, count_parameters, group_key_value_heads, register_family
-    from qkv.models.rnn import RNN
+    from qkv.models.rnn import RNN, RNNLanguageModel
     from qkv.models.task_model import TaskModel
     from qkv.models.transformer import Transformer
     from qkv.models.variants.quantize import int8
@@ -40,6 +41,8 @@ __all__ = [
     "Model",
     "ModelConfig",
     "RNNConfig",
+    "RNNLMConfig",
+    "RNNLanguageModel",
     "TaskModel",
     "TaskModelConfig",
     "Transformer",

@@ -213,6 +213,8 @@ class RNNConfig:
     """The output layer is the target token embedding itself."""
     dropout: float = 0.1
     """Probability to drop a number of an embedding or between layers, in training."""
+    residual: bool = False
+    """From the second layer on, add a layer's input to its output."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -220,6 +222,43 @@ class RNNConfig:
         check_probability(self, "dropout")
         if self.bidirectional and self.width % 2:
             raise ValueError(f"width: expected an even number for two directions, not {self.width}")
+
+
+@documented
+@dataclass(frozen=True, kw_only=True)
+class RNNLMConfig:
+    """A recurrent language model: it predicts the next token, as a GPT does, without attention.
+
+    Raises:
+        ValueError: If a field has a wrong value.
+
+    Example:
+        >>> from qkv.models import RNNLMConfig
+        >>> RNNLMConfig(width=64, depth=2, residual=True).cell
+        'lstm'
+    """
+
+    vocabulary: int = 8000
+    """Number of different tokens (V)."""
+    context: int = 256
+    """Tokens of a row in training; no limit in generation."""
+    width: int = 512
+    """Numbers in the vector of a token and in a hidden vector (E)."""
+    depth: int = 1
+    """Recurrent layers."""
+    cell: Cell = "lstm"
+    """Plain RNN, LSTM or GRU."""
+    tied: bool = True
+    """The output layer is the token embedding itself."""
+    dropout: float = 0.0
+    """Probability to drop a number of an embedding or between layers, in training."""
+    residual: bool = False
+    """From the second layer on, add a layer's input to its output."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        check_at_least_one(self, "vocabulary", "context", "width", "depth")
+        check_probability(self, "dropout")
 
 
 @documented
@@ -385,12 +424,21 @@ class ModelConfig:
     """Layers."""
 
 
-Config = GPTConfig | BERTConfig | TransformerConfig | RNNConfig | TaskModelConfig | ModelConfig
+Config = (
+    GPTConfig
+    | BERTConfig
+    | TransformerConfig
+    | RNNConfig
+    | RNNLMConfig
+    | TaskModelConfig
+    | ModelConfig
+)
 CONFIGS: dict[str, type[Any]] = {
     "gpt": GPTConfig,
     "bert": BERTConfig,
     "transformer": TransformerConfig,
     "rnn": RNNConfig,
+    "rnn-lm": RNNLMConfig,
     "task_model": TaskModelConfig,
 }
 

@@ -21,13 +21,14 @@ from qkv.models.configs import (
     HeadConfig,
     ModelConfig,
     RNNConfig,
+    RNNLMConfig,
     TaskModelConfig,
     TransformerConfig,
     family,
 )
 from qkv.models.gpt import GPT
 from qkv.models.model import Model, uncompiled
-from qkv.models.rnn import RNN
+from qkv.models.rnn import RNN, RNNLanguageModel
 from qkv.models.task_model import TaskModel
 from qkv.models.transformer import Transformer
 from qkv.nn import own_parts
@@ -39,6 +40,7 @@ FAMILIES: dict[str, tuple[type[Any], type[Any]]] = {
     "bert": (BERTConfig, BERT),
     "transformer": (TransformerConfig, Transformer),
     "rnn": (RNNConfig, RNN),
+    "rnn-lm": (RNNLMConfig, RNNLanguageModel),
     "task_model": (TaskModelConfig, TaskModel),
 }
 """The config and the model of each family, by the name that config.json has for it."""

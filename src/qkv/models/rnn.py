@@ -1,8 +1,10 @@
-"""The RNN encoder-decoder, without attention (Sutskever 2014) and with it (Bahdanau 2015).
+"""RNNs: the encoder-decoder without attention (Sutskever 2014) and with it (Bahdanau 2015).
 
 Without attention the whole source must pass through one vector. With attention, before each target
 token the decoder's last hidden vector is the query, the encoder's outputs are keys and values, and
 the result (the context vector) enters the decoder's next step.
+
+The language model does what a GPT does, with one hidden vector as its whole memory.
 """
 
 from __future__ import annotations
@@ -11,18 +13,19 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from qkv.models.configs import RNNConfig
+from qkv.models.configs import RNNConfig, RNNLMConfig
 from qkv.models.input_checks import (
     check_ids,
     check_padding_mask,
     check_source_rows,
     padding_before_tokens,
 )
-from qkv.models.model import EncoderDecoder
+from qkv.models.model import EncoderDecoder, Model, Predicts
 from qkv.nn.attention import Additive, General, Padding, attend, dot, scaled_dot
 from qkv.nn.attention.score import Score
 from qkv.nn.block import Stack
-from qkv.nn.cache import RecurrentState
+from qkv.nn.cache import Cache, RecurrentState, check_state
+from qkv.nn.cache.interface import check_rows
 from qkv.nn.hooks import HookPoints
 from qkv.nn.linear.linear import Matrix
 from qkv.nn.recurrent import Recurrent
@@ -66,6 +69,7 @@ class RNN(EncoderDecoder):
             config.depth,
             bidirectional=config.bidirectional,
             dropout=config.dropout,
+            residual=config.residual,
         )
         self.bridge = nn.Linear(E, E)
 
@@ -82,7 +86,12 @@ class RNN(EncoderDecoder):
             decoder_input = 2 * E
 
         self.decoder = Recurrent(
-            config.cell, decoder_input, E, config.depth, dropout=config.dropout
+            config.cell,
+            decoder_input,
+            E,
+            config.depth,
+            dropout=config.dropout,
+            residual=config.residual,
         )
         self.combine: nn.Linear | None = None
         attention_hooks: tuple[str, ...] = ()
@@ -207,6 +216,129 @@ class RNN(EncoderDecoder):
         return self.head.weight, self.head.bias
 
 
+class RNNLanguageModel(Model):
+    """A decoder-only RNN: it predicts the next token at every position.
+
+    `model(ids)` returns the logits of a whole sequence. `start` and `decode` generate token by
+    token, with a state that never grows.
+
+    Args:
+        config: Sizes and the cell (rnn, lstm, gru).
+
+    Example:
+        >>> import torch
+        >>> from qkv.models import RNNLanguageModel, RNNLMConfig
+        >>> model = RNNLanguageModel(RNNLMConfig(vocabulary=10, width=8))
+        >>> model(torch.tensor([[1, 2, 3]])).shape  # (B, T, V)
+        torch.Size([1, 3, 10])
+        >>> state = model.start()
+        >>> logits = model.decode(torch.tensor([[1, 2]]), state)
+        >>> model.decode(torch.tensor([[3]]), state).shape
+        torch.Size([1, 1, 10])
+    """
+
+    predicts: Predicts = "next"
+    is_causal = True
+
+    def __init__(self, config: RNNLMConfig) -> None:
+        super().__init__()
+        self.config = config
+        E = config.width
+        self.embedding = nn.Embedding(config.vocabulary, E)
+        self.dropout = nn.Dropout(config.dropout)
+        self.layers = Recurrent(
+            config.cell,
+            E,
+            E,
+            config.depth,
+            dropout=config.dropout,
+            residual=config.residual,
+        )
+        self.head: nn.Linear | None = None
+        if not config.tied:
+            self.head = nn.Linear(E, config.vocabulary)
+
+        self.hooks = HookPoints("hidden", "logits")
+        initialise(self)
+
+    @property
+    def stacks(self) -> dict[str, Stack]:
+        return {}
+
+    def hidden(
+        self,
+        ids: Int[Tensor, "B T"],
+        *,
+        padding_mask: Bool[Tensor, "B S"] | None = None,
+        documents: Int[Tensor, "B S"] | None = None,
+        positions: Int[Tensor, "#B T"] | None = None,
+        state: Cache | None = None,
+    ) -> Float[Tensor, "B T E"]:
+        """Return the last layer's hidden vectors, which the output layer turns into logits.
+
+        Args:
+            ids: Token ids, (B, T); with a state only the new ones.
+            padding_mask: True for tokens, False for padding, for all S positions so far; it is
+                only checked, as padding after the tokens changes nothing before it.
+            documents: None: a hidden vector carries all that a row held before.
+            positions: Not used: an RNN counts by itself.
+            state: The hidden vectors after the positions before; it is updated in place.
+
+        Returns:
+            Hidden vectors, (B, T, E).
+
+        Raises:
+            ValueError: If the ids or the padding mask do not fit, or a row holds several documents.
+            TypeError: If the ids are not integers, the padding mask is not bool, or the state
+                belongs to another kind of model.
+        """
+        state = check_state(state, "RecurrentState")
+        if not isinstance(state, RecurrentState):
+            state = self.start()
+
+        if documents is not None:
+            raise ValueError("documents: an RNN reads on from one to the next; expected one a row")
+        if padding_mask is not None:
+            check_padding_mask(padding_mask, (ids.shape[0], state.length + ids.shape[1]))
+            check_padding_after_tokens(padding_mask)
+
+        check_ids(ids, self.config.vocabulary)
+        if state.rows is not None:
+            check_rows(state.rows, ids.shape[0])
+
+        x = self.dropout(self.embedding(ids))  # (B, T, E)
+        if ids.shape[1] == 0:
+            return self.hooks("hidden", x)
+
+        outputs, hidden = self.layers(x, state.hidden or None)
+        state.advance(hidden, ids.shape[1])
+
+        return self.hooks("hidden", outputs)
+
+    def start(self) -> RecurrentState:
+        """Return the state before the first token: hidden vectors of zeros."""
+        return RecurrentState(())
+
+    def decoder_hidden(
+        self,
+        ids: Int[Tensor, "B T"],
+        *,
+        state: Cache,
+        padding_mask: Bool[Tensor, "B S"] | None = None,
+        positions: Int[Tensor, "#B T"] | None = None,
+    ) -> Float[Tensor, "B T E"]:
+        """Return the hidden vectors of new tokens."""
+        return self.hidden(ids, padding_mask=padding_mask, state=state)
+
+    @property
+    def output_layer(self) -> tuple[Matrix, Tensor | None]:
+        """Matrix and bias of the output layer; a loss can apply them chunk by chunk."""
+        if self.head is None:
+            return self.embedding.weight, None
+
+        return self.head.weight, self.head.bias
+
+
 def row_lengths(padding_mask: Bool[Tensor, "B S"]) -> Int[Tensor, "B"]:
     """Return the number of tokens in each row; they must come before the padding."""
     check_padding_after_tokens(padding_mask)
@@ -223,7 +355,7 @@ def check_padding_after_tokens(padding_mask: Bool[Tensor, "B S"]) -> None:
         raise ValueError("padding_mask: an RNN's padding must come after the tokens of a row")
 
 
-def initialise(model: RNN) -> None:
+def initialise(model: Model) -> None:
     """Initialise recurrent matrices as orthogonal (states keep their norm), others by Glorot."""
     for name, parameter in model.named_parameters():
         if parameter.dim() < 2:

@@ -36,7 +36,7 @@ def attention_sites(model: Model) -> list[AttentionSite]:
         ValueError: If the model has no attention.
     """
     if not model.stacks:
-        if backbone_of(model).config.attention == "none":
+        if not attends(model):
             raise ValueError("attention: this RNN has none, so no token attends to any other")
 
         return [AttentionSite("cross", "", "", 1, 1)]
@@ -56,7 +56,10 @@ def attention_sites(model: Model) -> list[AttentionSite]:
 
 def attends(model: Model) -> bool:
     """Whether the model attends at all: an RNN may not."""
-    return bool(model.stacks) or backbone_of(model).config.attention != "none"
+    if model.stacks:
+        return True
+
+    return getattr(backbone_of(model).config, "attention", "none") != "none"
 
 
 def stack_with(model: Model, kind: str) -> Stack:

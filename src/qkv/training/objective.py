@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from qkv.data.batches.batch import Batch
 from qkv.models.model import Model
+from qkv.training.carried_memory import CarriedMemory
 from qkv.training.loss import loss_sum
 from qkv.training.systems.gradient_checkpointing import recompute_activations
 from qkv.training.systems.precision import DTYPES, Cast, Precision
@@ -20,9 +21,10 @@ from qkv.training.systems.training_cuda_graph import StepGraphRunner
 class FeatureExtractor(nn.Module):
     """A batch through the model, up to the input of the output layer at the target positions."""
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Model, memory: CarriedMemory | None = None) -> None:
         super().__init__()
         self.model = model
+        self.memory = memory
 
     def forward(self, batch: Batch) -> Float[Tensor, "B M E"]:
         model = self.model
@@ -34,7 +36,7 @@ class FeatureExtractor(nn.Module):
                 target_padding_mask=batch.padding_mask,
             )
         elif model.is_causal and not model.uses_kv_cache:
-            hidden = model.decoder_hidden(batch.ids, state=model.start())  # Transformer-XL
+            hidden = self.read_on(batch)  # Transformer-XL, a recurrent language model
         else:
             hidden = model.hidden(
                 batch.ids,
@@ -48,6 +50,18 @@ class FeatureExtractor(nn.Module):
             hidden = hidden.gather(1, index.expand(-1, -1, hidden.shape[-1]))  # (B, M, E)
 
         return model.features(hidden)
+
+    def read_on(self, batch: Batch) -> Float[Tensor, "B T E"]:
+        """The hidden states of a model with a memory, which begins empty or where streams are."""
+        state = self.model.start()
+        if self.memory is None or batch.first_stream is None:
+            return self.model.decoder_hidden(batch.ids, state=state)
+
+        self.memory.read(batch, state)
+        hidden = self.model.decoder_hidden(batch.ids, state=state)
+        self.memory.write(batch, state)
+
+        return hidden
 
 
 class Objective(nn.Module):
@@ -64,7 +78,8 @@ class Objective(nn.Module):
         super().__init__()
         self.model: Any = model
         self.smoothing = smoothing
-        self.reader = reader or FeatureExtractor(model)
+        self.memory = CarriedMemory()
+        self.reader = reader or FeatureExtractor(model, self.memory)
         if precision != "float32":
             self.reader = Cast(self.reader, DTYPES[precision])
 

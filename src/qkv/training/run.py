@@ -91,6 +91,7 @@ class Run:
             LossScale(precision == "fp16", world.device),
             Guard(config.spike, config.patience),
             average,
+            getattr(objective, "memory", None),
         )
 
         # Files and display

@@ -66,6 +66,9 @@ class DataConfig:
     tokenizer.json, or a folder with one."""
     across_documents: bool = True
     """Texts packed into one row attend to each other; without it, each text only to itself."""
+    carry_memory: bool = False
+    """A GPT with --memory (Transformer-XL), or an rnn-lm: rows of consecutive batches continue the
+    same texts, and the model's memory is carried from step to step; on one device."""
     mask_rate: float = 0.15
     """BERT: the fraction of tokens that are masked."""
     whole_words: bool = False

@@ -175,6 +175,8 @@ def check_machine(
         raise ValueError(
             "data: under torchrun only one process could read standard input; give a file"
         )
+    if world.size > 1 and getattr(data, "carry_memory", False):
+        raise ValueError("carry_memory: it is stored by one process; expected no torchrun")
 
 
 @contextmanager

@@ -38,7 +38,7 @@ def test_bash_completes_commands_flags_choices_presets_and_files(
     completions = {
         "qkv ge": {"generate"},
         "qkv ": {*cli.COMMANDS, "--help", "--version"},
-        "qkv train ": {"gpt", "bert", "transformer", "rnn", "--help"},
+        "qkv train ": {"gpt", "bert", "transformer", "rnn", "rnn-lm", "--help"},
         "qkv help tra": {"train", "translate"},
         "qkv help train g": {"gpt"},
         "qkv train gpt --pres": {"--preset"},

@@ -72,7 +72,7 @@ def test_the_mask_is_the_equation_on_hand_made_vectors(tmp_path: Path) -> None:
     rows = [board.MEANING[word] for word in matrices.QUICK]
     dots = [[sum(a * b for a, b in zip(one, other, strict=True)) for other in rows] for one in rows]
     for masked in (False, True):
-        part = shown.split(matrices.MASKED)[masked]
+        part = shown.split(matrices.UNMASKED)[1].split(matrices.MASKED)[masked]
         for number, word in enumerate(matrices.QUICK):
             visible = [not masked or at <= number for at in range(3)]
             powers = [
@@ -90,14 +90,27 @@ def test_the_mask_is_the_equation_on_hand_made_vectors(tmp_path: Path) -> None:
             ]
             assert line.split() == [word, *scores, word, *weights]
             assert set(scores) | set(weights) <= set(drawn)
-    assert drawn.count("−∞") == shown.count("−∞") == 3
+    assert drawn.count("−∞") == shown.count("−∞") == 6  # three on the slide
     assert set(matrices.QUICK) <= set(drawn)
 
 
 def test_an_old_terminal_gets_minus_infinity_in_letters() -> None:
     console = buffer_console("ascii")
     matrices.mask(console=console)
-    assert text_of(console).count("-inf") == 3
+    assert text_of(console).count("-inf") == 6
+
+
+def test_the_mask_begins_with_the_slides_own_numbers(tmp_path: Path) -> None:
+    console = buffer_console()
+    matrices.mask(tmp_path / "mask.svg", console=console)
+    slide, masked = text_of(console).split(matrices.UNMASKED)[0].split(matrices.SLIDE_MASKED)
+    lines = {line.split()[0]: line.split() for line in slide.splitlines() if "." in line}
+    assert lines["quick"] == ["quick", "−3.5", "−0.3", "−1.5", "quick", "0.03", "0.74", "0.23"]
+    lines = {line.split()[0]: line.split() for line in masked.splitlines() if "." in line}
+    assert lines["the"][-3:] == ["1.00", "0.00", "0.00"]
+    assert lines["quick"][-3:] == ["0.04", "0.96", "0.00"]
+    assert lines["brown"][-3:] == ["0.01", "0.41", "0.58"]
+    assert {"0.74", "0.96"} <= set(svg_texts(tmp_path / "mask.svg"))
 
 
 def test_the_mask_of_a_model_is_taken_away_and_put_back(gpt: Path) -> None:
@@ -137,7 +150,7 @@ def test_the_pair_of_matrices_is_a_page_too(tmp_path: Path) -> None:
     data = data_of_the_page(tmp_path / "mask.html")
     assert data["heading"] == ["the quick brown"]
     assert data["start"]["view"] == "heads"
-    assert data["attention"][0]["names"] == list(both)
+    assert data["attention"][0]["names"] == [*matrices.slide_heads(), *both]
 
 
 def test_cats_trains_a_translator_once_and_draws_its_alignment(
@@ -165,6 +178,7 @@ def test_cats_trains_a_translator_once_and_draws_its_alignment(
     console = buffer_console()
     matrices.cats(tmp_path / "cats.svg", folder, console)
     assert trained == [folder]  # once
+    assert re.search(r"fareleri +0.03 +0.10 +0.87", text_of(console))  # the slide's
     model, tokenizer = artifact.load(folder)
     assert isinstance(model, Transformer)
     assert tokenizer is not None

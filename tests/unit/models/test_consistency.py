@@ -140,6 +140,9 @@ def test_every_family_is_what_its_config_describes() -> None:
     for kind in families.RNN_KINDS.values():
         check_consistent(families.rnn(**kind))
 
+    for kind in families.RNN_LM_KINDS.values():
+        check_consistent(families.rnn_lm(**kind))
+
 
 def compile_part(model: GPT) -> None:
     model.stack.blocks[0] = torch.compile(model.stack.blocks[0])  # type: ignore[assignment]

@@ -16,9 +16,11 @@ from qkv.nn.hooks import add_hook
 from support.families import (
     GPT_KINDS,
     RNN_KINDS,
+    RNN_LM_KINDS,
     TRANSFORMER_KINDS,
     gpt,
     rnn,
+    rnn_lm,
     sources,
     transformer,
     words,
@@ -146,6 +148,23 @@ def test_cached_rnn_equals_uncached(kind: str) -> None:
 @pytest.mark.parametrize("kind", RNN_KINDS)
 def test_reordered_rnn_equals_reordered_rows(kind: str) -> None:
     assert_reordered_equals_reordered_rows(rnn(**RNN_KINDS[kind]))
+
+
+@pytest.mark.parametrize("kind", RNN_LM_KINDS)
+def test_an_rnn_language_model_reads_on_as_in_one_pass(kind: str) -> None:
+    model = rnn_lm(**RNN_LM_KINDS[kind])
+    ids = words(B, T)
+    right = model(ids)
+    for split in SPLITS:
+        state = model.start()
+        steps = [model.decode(piece, state) for piece in ids.split(split, dim=1)]
+        assert_close(torch.cat(steps, dim=1), right)
+        assert state.length == T
+
+    more = words(len(REORDERED), 3)
+    state.reorder(REORDERED)
+    again = model(torch.cat([ids[REORDERED], more], dim=1))[:, T:]
+    assert_close(model.decode(more, state), again)
 
 
 @pytest.mark.parametrize(

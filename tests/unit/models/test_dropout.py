@@ -10,20 +10,21 @@ import torch
 from torch.testing import assert_close
 
 from qkv.models import build
-from support.families import bert, gpt, rnn, transformer, words
+from support.families import bert, gpt, rnn, rnn_lm, transformer, words
 
 MODELS = {
     "gpt": (gpt, 1),
     "transformer-xl": (lambda **choices: gpt(position="relative", **choices), 1),
     "bert": (bert, 1),
     "transformer": (transformer, 2),
+    "rnn-lm": (lambda **choices: rnn_lm(depth=2, residual=True, **choices), 1),
     "rnn": (lambda **choices: rnn(cell="lstm", depth=2, **choices), 2),
 }
 CASES = [
     (name, kind)
     for name in MODELS
     for kind in ("dropout", "attention_dropout")
-    if (name, kind[0]) != ("rnn", "a")
+    if not (name.startswith("rnn") and kind == "attention_dropout")
 ]
 
 

@@ -10,11 +10,13 @@ from torch.testing import assert_close
 from support.families import (
     GPT_KINDS,
     RNN_KINDS,
+    RNN_LM_KINDS,
     TRANSFORMER_KINDS,
     V,
     bert,
     gpt,
     rnn,
+    rnn_lm,
     sources,
     transformer,
     words,
@@ -51,6 +53,17 @@ def test_a_future_token_never_changes_a_past_output_of_the_decoder(kind: str) ->
     for begin in range(1, T):
         actual = model(source, with_other_tokens(target, begin))
         assert_close(actual[:, :begin], right[:, :begin], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", RNN_LM_KINDS)
+def test_a_future_token_never_changes_a_past_output_of_an_rnn_language_model(kind: str) -> None:
+    model = rnn_lm(**RNN_LM_KINDS[kind])
+    ids = words(B, T)
+    right = model(ids)
+    for begin in range(1, T):
+        actual = model(with_other_tokens(ids, begin))
+        assert_close(actual[:, :begin], right[:, :begin], rtol=0, atol=1e-12)
+        assert not torch.isclose(actual[:, begin], right[:, begin]).all()
 
 
 @pytest.mark.parametrize("kind", RNN_KINDS)

@@ -12,7 +12,7 @@ from torch.testing import assert_close
 from qkv.nn.attention.kernels.table import KERNELS
 from qkv.nn.attention.multi_head import MultiHeadAttention
 from qkv.nn.hooks import add_hook, capture, has_hooks, hook_points, matching_points
-from support.families import E, H, bert, gpt, rnn, transformer, words
+from support.families import E, H, bert, gpt, rnn, rnn_lm, transformer, words
 
 B, T, S = 2, 6, 5
 ATTENTION = ["query", "key", "value", "scores", "weights", "heads"]
@@ -50,6 +50,7 @@ FAMILIES = {
             "logits",
         ],
     ),
+    "rnn-lm": (rnn_lm, (IDS,), ["hidden", "logits"]),
     "rnn": (
         lambda: rnn(attention="additive"),
         (SOURCE, IDS),

@@ -16,11 +16,12 @@ from torch import Tensor, nn
 
 from qkv import artifact
 from qkv.data.batches.batch import Batch
+from qkv.models import build
 from qkv.training.logging.metrics import read_metrics
 from qkv.training.loop import TrainingResult, training_loop
 from qkv.training.resilience.checkpoint_writer import Checkpoints
 from qkv.training.run import Run
-from qkv.training.setup.objective_setup import should_compile
+from qkv.training.setup.objective_setup import is_recurrent, should_compile
 from support.small_training import MODELS, TrainingJob, model_of, rows_of, same_bits, small_job
 
 
@@ -122,7 +123,8 @@ def test_samples_are_shown_when_they_are_due(
 def test_what_is_compiled_by_default(family: str, tmp_path: Path) -> None:
     """Models are compiled on a GPU, if every batch has the same shape."""
     data = small_job(family, tmp_path).task().training
-    assert should_compile(None, "cuda", data) == (family in ("gpt", "bert"))
+    assert should_compile(None, "cuda", data) == (family in ("gpt", "bert", "rnn-lm"))
+    assert is_recurrent(build(MODELS[family])) == family.startswith("rnn")  # not compiled
     assert not should_compile(None, "cpu", data)
     for device in ("cpu", "cuda"):
         assert should_compile(True, device, data)

@@ -36,6 +36,7 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "bert": ("bert", {}, {}),
     "transformer": ("transformer", {"smoothing": 0.1}, {}),
     "rnn": ("rnn", {}, {}),
+    "rnn-lm": ("rnn-lm", {}, {}),
     "muon": ("gpt", {"optimizer": "muon"}, {}),
     "exponential average": ("gpt", {"average": "exponential"}, {}),
     "mean of the last": ("transformer", {"average": "last", "schedule": "inverse-sqrt"}, {}),

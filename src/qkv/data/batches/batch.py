@@ -45,6 +45,10 @@ class Batch:
     """Number of sequences of equal length side by side in a row; `target_positions` count from the
     start of their sequence.
     """
+    first_stream: int | None = None
+    """Where rows continue those of the batch before: the number of the first row's stream."""
+    segment: int = 0
+    """With streams: the number of this segment in each of them, from 0 in every epoch."""
 
     @property
     def rows(self) -> int:
@@ -82,6 +86,9 @@ class Batch:
     def part(self, first: int, last: int) -> Batch:
         """Rows first to last - 1; pairs lose the padding that only other rows needed."""
         part = self.map(lambda tensor: tensor[first:last])
+        if self.first_stream is not None:
+            part = replace(part, first_stream=self.first_stream + first)
+
         if part.source is None:
             return part.trimmed(None, None)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -83,7 +84,8 @@ def open_examples(
             else:
                 yield table_part(file, rows)
 
-    return Source(data, open_parts(data, "labelled rows", rows, open_name))
+    named = replace(rows, items=columns.read_named)
+    return Source(data, open_parts(data, "labelled rows", rows, open_name, named))
 
 
 def piped_format(task: str, labelled: bool) -> Format:
@@ -177,6 +179,16 @@ class ExampleColumns(NamedTuple):
                 as_number(label, where)
 
         yield Example(texts, label, where)
+
+    def read_named(self, row: list[Any], where: str) -> Iterator[Example]:
+        """An example of registered data: a text and its class."""
+        if self.task != "classify":
+            raise ValueError(
+                f"{where}: each row is a text and its class, for the task classify, not {self.task}"
+            )
+
+        text = filled(row[0], "the text", where)
+        yield Example((text,), as_label(row[1], where) if self.labelled else None, where)
 
     def read_choice(self, row: list[Any], where: str) -> Iterator[Example]:
         """An example of a context and its choices."""

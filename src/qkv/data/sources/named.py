@@ -14,27 +14,41 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, Literal, NamedTuple, TypeVar, get_args
 
-from qkv.data.embedded import python_library, turkish
+from qkv.data.embedded import everyday_english, python_library, synthetic, turkish
+from qkv.data.embedded.grammar_labels import LABELLED
+from qkv.data.embedded.turkish_long import long_pairs
+from qkv.data.embedded.word_pairs import READERS, WORD_SPLITS
 from qkv.data.sources.source_parts import Item, Items, Part
 from qkv.plugins import is_plugin, load_allowed
 
-Content = Literal["texts", "pairs"]
-VALUES = {"texts": 1, "pairs": 2}
+Content = Literal["texts", "pairs", "labelled rows"]
+VALUES = {"texts": 1, "pairs": 2, "labelled rows": 2}
 """Strings that an item consists of."""
 Read = TypeVar("Read", bound=Callable[[Any], Iterable[Any]])
 
 
 class NamedSource(NamedTuple):
-    """A function that yields the texts or the pairs of a split."""
+    """A function that yields the texts, the pairs or the labelled texts of a split."""
 
     content: Content
     splits: tuple[str, ...]
     read: Callable[[Any], Iterable[Any]]
 
 
+SPLITS: tuple[str, ...] = get_args(turkish.Split)
+"""The splits of most embedded data: train, valid and test."""
 NAMED_SOURCES = {
     "python": NamedSource("texts", get_args(python_library.Split), python_library.texts),
-    "turkish": NamedSource("pairs", get_args(turkish.Split), turkish.pairs),
+    "turkish": NamedSource("pairs", SPLITS, turkish.pairs),
+    "english": NamedSource("texts", ("train", "valid"), everyday_english.english_texts),
+    "turkish-long": NamedSource("pairs", SPLITS, long_pairs),
+    "copy": NamedSource("pairs", SPLITS, synthetic.copy_pairs),
+    "reverse": NamedSource("pairs", SPLITS, synthetic.reverse_pairs),
+    "back": NamedSource("texts", SPLITS, synthetic.back_texts),
+    "random": NamedSource("texts", SPLITS, synthetic.random_texts),
+    **{name: NamedSource("pairs", WORD_SPLITS, read) for name, read in READERS.items()},
+    **{name: NamedSource("labelled rows", SPLITS, read) for name, read in LABELLED.items()},
+    "masked-clues": NamedSource("pairs", ("test",), everyday_english.clue_pairs),
 }
 """A file of such a name is written ./python."""
 
@@ -47,7 +61,7 @@ def register_source(
     Args:
         name: The name before the colon.
         content: "texts", if the function yields strings; "pairs", if it yields tuples of a text and
-            its translation.
+            its translation; "labelled rows", if it yields tuples of a text and its class.
         splits: The names after the colon. The first is the default; `valid` is used for validation
             if only the name is given to train on.
 

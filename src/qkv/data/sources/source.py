@@ -164,12 +164,16 @@ def open_parts(
     what: str,
     rows: RowReader[Item],
     open_name: Callable[[str], Iterable[Part[Item]]],
+    named: RowReader[Item] | None = None,
 ) -> list[Part[Item]]:
-    """The parts of all names: registered data, Hugging Face datasets, and files by `open_name`."""
+    """The parts of all names: registered data, Hugging Face datasets, and files by `open_name`.
+
+    `named` reads the rows of registered data, if they differ from those of tables.
+    """
     parts: list[Part[Item]] = []
     for item in as_names(data):
         if is_named(item):
-            parts.append(named_part(item, what, rows.items))
+            parts.append(named_part(item, what, (named or rows).items))
         elif item.startswith("hf:"):
             parts.append(hub_part(item, rows))
         else:

@@ -12,8 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from qkv.models.model import Model, uncompiled
-from qkv.models.rnn import RNN
+from qkv.models.model import Model, backbone_of, uncompiled
 from qkv.nn.embedding import Embedding
 from qkv.nn.linear.int8 import Int8Embedding, Int8Matrix
 from qkv.nn.linear.linear import Linear
@@ -58,7 +57,7 @@ def int8(model: Model) -> Model:
 
 
 def check_quantizable(model: Model) -> None:
-    if isinstance(model, RNN):
+    if not backbone_of(model).stacks:
         raise TypeError(
             "model: expected a Transformer, GPT or BERT, whose matrices int8 supports, not an RNN"
         )

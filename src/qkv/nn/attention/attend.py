@@ -18,7 +18,7 @@ from qkv.nn.attention.bias import Bias, as_bias
 from qkv.nn.attention.kernels.table import KERNELS, AttentionCall
 from qkv.nn.attention.mask import Mask, as_mask
 from qkv.nn.attention.score import General, Score, dot, scaled_dot
-from qkv.nn.attention.softmax import softmax_or_zeros
+from qkv.nn.attention.softmax import NORMALISE, Normalise
 
 OnValue = Callable[[Tensor], Tensor]
 """Takes the scores or the weights, and returns what to use in their place."""
@@ -34,6 +34,7 @@ def eager(
     dropout: float = 0.0,
     on_scores: OnValue | None = None,
     on_weights: OnValue | None = None,
+    normalise: Normalise = "softmax",
 ) -> tuple[Float[Tensor, "B H T X"], Float[Tensor, "B H T S"]]:
     """The definition of attention, line by line; returns the output and the weights."""
     T = query.shape[-2]
@@ -59,12 +60,12 @@ def eager(
     if on_scores is not None:
         scores = on_scores(scores)
 
-    # The weights of a query sum to 1.
-    weights = softmax_or_zeros(scores)  # (B, H, T, S)
+    # The weights of a query sum to 1, unless they are not normalised.
+    weights = NORMALISE[normalise](scores)  # (B, H, T, S)
     if on_weights is not None:
         weights = on_weights(weights)
 
-    # The output is the weighted mean of the values.
+    # The output is the weighted sum of the values.
     dropped = F.dropout(weights, dropout) if dropout else weights
     return dropped @ value, weights  # (B, H, T, X)
 
@@ -82,6 +83,7 @@ def attend(
     on_scores: OnValue | None = None,
     on_weights: OnValue | None = None,
     kernel: str | None = None,
+    normalise: Normalise = "softmax",
 ) -> tuple[Float[Tensor, "*bq T X"], Float[Tensor, "*bq T S"] | None]:
     """Look up `value` by the similarity of `query` and `key`: softmax(score(Q, K)) V.
 
@@ -98,6 +100,8 @@ def attend(
         on_weights: Called with the weights; returns what to use in their place.
         kernel: The kernel to use, even where it is not worth it; None chooses the first in the
             table that supports the call.
+        normalise: How scores become weights: by softmax; "proportional" to the scores, of which
+            negative ones count as 0; or "none", the scores themselves. Only eager has the latter.
 
     Returns:
         The output (B, H, T, X), and the weights (B, H, T, S), or None without `need_weights`.
@@ -118,10 +122,10 @@ def attend(
     bias = None if bias is None else as_bias(bias)
     q, k, v = with_heads(query), with_heads(key), with_heads(value)
     check_arguments(q, k, v, mask, bias, score)
-    if kernel is not None and kernel != "eager" and kernel not in KERNELS:
-        raise ValueError(f"kernel: expected one of eager, {', '.join(KERNELS)}, not {kernel!r}")
+    check_choices(kernel, normalise)
 
     needs_scores = need_weights or on_scores is not None or on_weights is not None
+    needs_scores = needs_scores or normalise != "softmax"
     if type(score) is General and not needs_scores:
         # <A q, B k> is the dot product of projected queries and keys, which every kernel knows.
         q = score.A(q)
@@ -132,16 +136,26 @@ def attend(
     call = AttentionCall(q, k, v, mask, bias, scale, dropout)
     kernel = kernel or choose(call, score, needs_scores)
     if kernel == "eager":
-        output, weights = eager(q, k, v, mask, score, bias, dropout, on_scores, on_weights)
+        output, weights = eager(
+            q, k, v, mask, score, bias, dropout, on_scores, on_weights, normalise
+        )
         all_weights = without_heads(weights, query.dim()) if need_weights else None
         return without_heads(output, query.dim()), all_weights
 
     if needs_scores or score not in (dot, scaled_dot):
         raise ValueError(
-            f"kernel {kernel} returns no weights and supports only dot and scaled_dot: use eager"
+            f"kernel {kernel} returns no weights and supports only softmax of dot and scaled_dot: "
+            "use eager"
         )
 
     return without_heads(KERNELS[kernel].run(call), query.dim()), None
+
+
+def check_choices(kernel: str | None, normalise: str) -> None:
+    if kernel is not None and kernel != "eager" and kernel not in KERNELS:
+        raise ValueError(f"kernel: expected one of eager, {', '.join(KERNELS)}, not {kernel!r}")
+    if normalise not in NORMALISE:
+        raise ValueError(f"normalise: expected {', '.join(NORMALISE)}, not {normalise!r}")
 
 
 def choose(call: AttentionCall, score: Score, needs_scores: bool) -> str:

@@ -1,8 +1,11 @@
-"""From a hash table to attention in five steps.
+"""From a hash table to attention in six steps.
 
 Each step looks up queries (T, D) in a table of keys (S, D) and values (S, X) and returns (T, X).
 The values have a gradient in every step. Queries and keys have one only from the fourth step on,
 and only in the last does every key have one: that is why attention can be learned.
+
+The weights of the fourth step are inner products, which may be negative and have any sum: the
+result has no scale. From the fifth step on they are positive and sum to 1, so 1/l is not needed.
 """
 
 from __future__ import annotations
@@ -46,6 +49,19 @@ def mean_of_top(
     return value[index].mean(1)  # (T, l, X) -> (T, X)
 
 
+def inner_products_of_top(
+    query: Float[Tensor, "T D"],
+    key: Float[Tensor, "S D"],
+    value: Float[Tensor, "S X"],
+    l: int,
+    score: Score = dot,
+) -> Float[Tensor, "T X"]:
+    """4. Each times its inner product with the query, which gives queries and keys a gradient."""
+    scores, index = top(query, key, l, score)  # (T, l)
+    weighted = scores.unsqueeze(1) @ value[index]  # (T, 1, l) (T, l, X) -> (T, 1, X)
+    return weighted.squeeze(1) / l
+
+
 def weighted_mean_of_top(
     query: Float[Tensor, "T D"],
     key: Float[Tensor, "S D"],
@@ -53,7 +69,7 @@ def weighted_mean_of_top(
     l: int,
     score: Score = dot,
 ) -> Float[Tensor, "T X"]:
-    """4. Their mean weighted by similarity, which gives queries and keys a gradient."""
+    """5. Their mean weighted by the softmax of their scores: weights that sum to 1."""
     scores, index = top(query, key, l, score)  # (T, l)
     weights = scores.softmax(-1).unsqueeze(1)  # (T, 1, l)
     return (weights @ value[index]).squeeze(1)  # (T, 1, l) (T, l, X) -> (T, X)
@@ -65,7 +81,7 @@ def softmax(
     value: Float[Tensor, "S X"],
     score: Score = dot,
 ) -> Float[Tensor, "T X"]:
-    """5. Attention: the weighted mean of all values."""
+    """6. Attention: the weighted mean of all values."""
     output, _ = attend(query, key, value, score=score)
     return output
 

@@ -100,6 +100,13 @@ class Cache:
     def reorder(self, rows: Int[Tensor, "B"]) -> None:
         """Let row i continue the old row rows[i]: for beam search."""
 
+    def carried(self) -> dict[str, Tensor]:
+        """What a later training step continues from: tensors (B, ...) without gradient."""
+        return {}
+
+    def continue_from(self, carried: dict[str, Tensor]) -> None:
+        """Begin with what `carried` returned in an earlier step."""
+
 
 NO_STATE = Cache()
 

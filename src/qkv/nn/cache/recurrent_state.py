@@ -9,7 +9,11 @@ from qkv.nn.cache.interface import Cache, reorder_optional
 
 
 class RecurrentState(Cache):
-    """An RNN decoder's hidden vectors (an LSTM's cells too), and what its attention reads."""
+    """An RNN's hidden vectors (an LSTM's cells too), and what a decoder's attention reads.
+
+    Without hidden vectors it is the state before the first token of a language model, for any
+    number of rows.
+    """
 
     kind = "RecurrentState"
 
@@ -32,8 +36,8 @@ class RecurrentState(Cache):
         self.length += count
 
     @property
-    def rows(self) -> int:  # type: ignore[override]
-        return self.hidden[0].shape[1]
+    def rows(self) -> int | None:  # type: ignore[override]
+        return self.hidden[0].shape[1] if self.hidden else None
 
     def reorder(self, rows: Int[Tensor, "B"]) -> None:
         """Let row i continue the old row rows[i]."""
@@ -41,3 +45,10 @@ class RecurrentState(Cache):
         self.encoded = reorder_optional(self.encoded, rows)
         self.key = reorder_optional(self.key, rows)
         self.padding_mask = reorder_optional(self.padding_mask, rows)
+
+    def carried(self) -> dict[str, Tensor]:
+        return {str(i): h.detach().transpose(0, 1) for i, h in enumerate(self.hidden)}
+
+    def continue_from(self, carried: dict[str, Tensor]) -> None:
+        ordered = sorted(carried.items())
+        self.hidden = tuple(h.transpose(0, 1).contiguous() for _, h in ordered)

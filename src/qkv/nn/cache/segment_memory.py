@@ -75,6 +75,15 @@ class SegmentMemory(Cache):
 
         return twin
 
+    def carried(self) -> dict[str, Tensor]:
+        return {str(layer): hidden for layer, hidden in self.layers.items()}
+
+    def continue_from(self, carried: dict[str, Tensor]) -> None:
+        for name, hidden in carried.items():
+            self.layers[int(name)] = hidden
+            self.length = hidden.shape[1]
+            self.lengths[int(name)] = self.length
+
     def check_complete(self) -> None:
         """Raise if an earlier pass did not reach all layers."""
         for layer in range(self.depth):

@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from qkv.training.average import ExponentialAverage, copy_weights, trainable_parameters
+from qkv.training.carried_memory import CarriedMemory
 from qkv.training.optimizer import Optimizers
 from qkv.training.resilience.checkpoint_writer import Checkpoint
 from qkv.training.resilience.guard import Guard, LossScale
@@ -82,6 +83,8 @@ class Learner:
     scale: LossScale
     guard: Guard
     average: ExponentialAverage | None = None
+    memory: CarriedMemory | None = None
+    """What streams of text left behind, where the model carries its memory."""
 
     def tensors(self, *, frozen: bool = False) -> dict[str, Tensor]:
         """All tensors by name, sharded as they are; weights that are `frozen` only if asked for."""
@@ -89,6 +92,8 @@ class Learner:
         parts["scale"] = self.scale.tensors()
         if self.average is not None:
             parts["average"] = self.average.weights
+        if self.memory is not None:
+            parts["memory"] = self.memory.tensors()
 
         for name, weight in self.model.named_parameters():
             if weight.requires_grad:
@@ -116,6 +121,9 @@ class Learner:
         self.scale.load(checkpoint.tensors("scale/"))
         if self.average is not None:  # which may start on resuming
             self.average.weights = checkpoint.tensors("average/", parameters) or weights
+
+        if self.memory is not None:
+            self.memory.load(checkpoint.tensors("memory/"))
 
         # Numbers
         numbers = dict(checkpoint.state)

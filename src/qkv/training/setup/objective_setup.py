@@ -13,6 +13,7 @@ from qkv.data.batches.chat import ConversationData
 from qkv.data.batches.labelled import LabelledData
 from qkv.data.batches.masked import MaskedData
 from qkv.data.batches.paired import PairedData
+from qkv.data.batches.streams import StreamedData
 from qkv.models.model import Model
 from qkv.models.registry import build
 from qkv.training.objective import Objective
@@ -64,7 +65,16 @@ def build_objective(
 
     # The objective, compiled and captured where that pays
     objective = task.objective(model, precision=objective_precision, smoothing=optimizer.smoothing)
-    if should_compile(config.compile, world.device.type, task.training):
+    requested = config.compile
+    if requested is None and is_recurrent(model):
+        requested = False  # torch.compile breaks its graph at every recurrent layer
+    if isinstance(task.training, StreamedData):
+        if requested:
+            raise ValueError("compile: memory carried from step to step needs eager mode")
+
+        requested = False
+
+    if should_compile(requested, world.device.type, task.training):
         objective.compile_reader()
 
     if world.device.type == "cuda":
@@ -94,6 +104,11 @@ def should_compile(requested: bool | None, device: str, data: TrainingData) -> b
         return requested
 
     return device == "cuda" and isinstance(data, CausalData | MaskedData)
+
+
+def is_recurrent(model: nn.Module) -> bool:
+    """Whether the model has recurrent layers."""
+    return any(isinstance(module, nn.RNNBase) for module in model.modules())
 
 
 def micro_batches(task: TrainingTask, config: RunConfig, world: World) -> int:

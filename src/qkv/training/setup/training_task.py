@@ -18,19 +18,24 @@ from qkv.data.batches.batch import Batch
 from qkv.data.batches.causal import CausalData
 from qkv.data.batches.masked import MaskedData, WordPieces
 from qkv.data.batches.paired import PairedData
+from qkv.data.batches.streams import StreamedData
 from qkv.data.sources.named import NAMED_SOURCES
 from qkv.data.sources.source import Source, open_pairs, open_texts
 from qkv.data.tokens.prepare import prepare_pairs, prepare_texts
 from qkv.data.tokens.token_arrays import Pairs, Tokens
+from qkv.models.configs import RNNLMConfig
 from qkv.models.model import Model
 from qkv.models.registry import Config, build
 from qkv.text import Kind, Tokenizer, train
+from qkv.text.special_tokens import OURS
 from qkv.training.objective import Objective
 from qkv.training.run_config import DataConfig
 from qkv.training.schedule import USUAL_WARMUP
 
 MOST_TOKENS_HELD_OUT = 200_000
 MOST_PAIRS_HELD_OUT = 2_000
+BYTES = 256
+"""Tokens that a byte-pair vocabulary has at least, besides special ones."""
 
 
 @runtime_checkable
@@ -153,25 +158,58 @@ def text_task(
             across_documents=data.across_documents,
         )
 
+    training_data = batches(training)
+    if data.carry_memory:
+        training_data = streams(model, training, batch_tokens, seed)
+
     notes = [sizes_note(training, validation, "tokens", config.vocabulary)]
-    if len(training) <= length:
+    notes += text_notes(model, data, training_data, len(training))
+
+    return TrainingTask(
+        config, tokenizer, training_data, batches(validation),
+        joint_fingerprint(training, validation), workload, tuple(notes),
+    )  # fmt: skip
+
+
+def text_notes(model: Model, data: DataConfig, training: TrainingData, tokens: int) -> list[str]:
+    """What may surprise in data of texts."""
+    notes = []
+    if tokenizer_kind(data, model.config.vocabulary) != data.tokenizer:
+        notes.append(
+            f"a vocabulary of {model.config.vocabulary} is too small for byte pairs, "
+            "so tokens are characters"
+        )
+
+    length = row_length(model.config, data)
+    if tokens <= length and not isinstance(training, StreamedData):
         notes.append(
             f"that is less than one row of {length:,} tokens: "
             "the same row comes again and again, padded"
         )
 
-    return TrainingTask(
-        config, tokenizer, batches(training), batches(validation),
-        joint_fingerprint(training, validation), workload, tuple(notes),
-    )  # fmt: skip
+    return notes
+
+
+def streams(model: Model, tokens: Tokens, batch_tokens: int, seed: int) -> StreamedData:
+    """Training data whose rows go on from step to step, one segment of the context at a time."""
+    if model.predicts != "next" or model.uses_kv_cache:
+        raise ValueError(
+            "carry_memory: expected a model that remembers: a gpt with --position relative "
+            "--memory, or an rnn-lm"
+        )
+
+    context = model.config.context
+    return StreamedData(tokens, context, max(1, batch_tokens // context), seed)
 
 
 def row_length(config: Any, data: DataConfig) -> int:
     """Tokens of a row: the context, or with a segment memory several segments to remember."""
     memory = getattr(config, "memory", 0)
-    if memory and not data.across_documents:
+    reads_on = memory or isinstance(config, RNNLMConfig)
+    if reads_on and not data.across_documents:
         raise ValueError(
-            "across_documents: a model with memory reads on from text to text; leave it True"
+            "across_documents: a recurrent model, or one with memory, reads on from text to text; "
+            "leave it True"
         )
 
     return config.context * (1 + -(-memory // config.context))
@@ -270,9 +308,10 @@ def find_tokenizer(
         return Tokenizer.read(folder)
 
     if data.tokenizer in get_args(Kind):
+        kind = tokenizer_kind(data, vocabulary)
         # The status is shown on a terminal only.
-        with Console(stderr=True).status(f"learning a {data.tokenizer} tokenizer"):
-            return train(data.tokenizer, texts, vocabulary)  # type: ignore[arg-type]
+        with Console(stderr=True).status(f"learning a {kind} tokenizer"):
+            return train(kind, texts, vocabulary)  # type: ignore[arg-type]
 
     if not Path(data.tokenizer).exists():
         kinds = ", ".join(get_args(Kind))
@@ -281,6 +320,14 @@ def find_tokenizer(
         )
 
     return Tokenizer.read(data.tokenizer)
+
+
+def tokenizer_kind(data: DataConfig, vocabulary: int) -> str:
+    """The kind of tokenizer to learn: characters where the vocabulary cannot hold all bytes."""
+    if data.tokenizer == "byte-pair" and vocabulary < len(OURS) + BYTES:
+        return "characters"
+
+    return data.tokenizer
 
 
 def validation_source(

@@ -9,7 +9,15 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from qkv.nn.attention.lookup import exact, mean_of_top, nearest, softmax, weighted_mean_of_top
+from qkv.nn.attention import attend, dot
+from qkv.nn.attention.lookup import (
+    exact,
+    inner_products_of_top,
+    mean_of_top,
+    nearest,
+    softmax,
+    weighted_mean_of_top,
+)
 
 T, S, D, X = 4, 6, 3, 2
 
@@ -55,6 +63,26 @@ def test_mean_of_the_l_most_similar(table: tuple[Tensor, Tensor, Tensor], l: int
 
 
 @pytest.mark.parametrize("l", [1, 3, S])
+def test_inner_products_are_the_weights_of_the_fourth_step(
+    table: tuple[Tensor, Tensor, Tensor],
+    l: int,  # noqa: E741
+) -> None:
+    query, key, value = table
+    right = []
+    for t in range(T):
+        right.append(sum(score * value[s] for score, s in similar(query[t], key)[:l]) / l)
+    assert_close(inner_products_of_top(query, key, value, l), torch.stack(right))
+
+
+def test_inner_products_of_all_keys_are_unnormalised_attention(
+    table: tuple[Tensor, Tensor, Tensor],
+) -> None:
+    query, key, value = table
+    output, _ = attend(query, key, value, score=dot, normalise="none")
+    assert_close(inner_products_of_top(query, key, value, S) * S, output)
+
+
+@pytest.mark.parametrize("l", [1, 3, S])
 def test_weighted_mean_of_the_l_most_similar(table: tuple[Tensor, Tensor, Tensor], l: int) -> None:  # noqa: E741
     query, key, value = table
     right = []
@@ -83,6 +111,7 @@ STEPS = {
     "exact": exact,
     "nearest": nearest,
     "mean of top": lambda *x: mean_of_top(*x, l=2),
+    "inner products of top": lambda *x: inner_products_of_top(*x, l=2),
     "weighted mean of top": lambda *x: weighted_mean_of_top(*x, l=2),
     "softmax": softmax,
 }
@@ -109,8 +138,8 @@ def test_the_first_three_steps_have_none_for_queries_and_keys(
     assert actual == (None, None)
 
 
-@pytest.mark.parametrize("step", ["weighted mean of top", "softmax"])
-def test_the_last_two_have_one_for_everything(
+@pytest.mark.parametrize("step", ["inner products of top", "weighted mean of top", "softmax"])
+def test_the_last_three_have_one_for_everything(
     step: str, table: tuple[Tensor, Tensor, Tensor]
 ) -> None:
     query, key, value = (x.requires_grad_() for x in table)
@@ -119,7 +148,8 @@ def test_the_last_two_have_one_for_everything(
 
 def test_only_softmax_reaches_every_key(table: tuple[Tensor, Tensor, Tensor]) -> None:
     query, key, value = table
-    for step, reached in (("weighted mean of top", 2), ("softmax", S)):
+    top_two = ("inner products of top", 2), ("weighted mean of top", 2)
+    for step, reached in (*top_two, ("softmax", S)):
         leaf = key.clone().requires_grad_()
         (gradient,) = torch.autograd.grad(STEPS[step](query[:1], leaf, value).sum(), leaf)
         assert int(gradient.any(-1).sum()) == reached

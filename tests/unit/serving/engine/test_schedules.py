@@ -11,10 +11,9 @@ import torch
 from qkv.generation import generate
 from qkv.generation.sampling_params import SamplingParams
 from qkv.generation.translate import translate
-from qkv.models import GPT
 from qkv.serving.engine.generation_request import RequestHandle
 from support.engines import WORDS, Steps
-from support.families import gpt, rnn, transformer
+from support.families import gpt, rnn, rnn_lm, transformer
 
 MODELS: dict[str, Any] = {
     "gpt": lambda: gpt(context=48),
@@ -22,6 +21,7 @@ MODELS: dict[str, Any] = {
     "transformer-xl": lambda: gpt(position="relative", memory=5, context=4),
     "translator": lambda: transformer(context=48),
     "rnn": rnn,
+    "rnn-lm": rnn_lm,
 }
 SAMPLING = [
     SamplingParams(temperature=0),
@@ -40,7 +40,7 @@ def test_any_schedule(name: str, ahead: bool, schedule: int) -> None:
     rng = random.Random(schedule)
     model = MODELS[name]()
     steps = Steps(model, rows=5, tokens=rng.choice([3, 40]), cache=56 * 1024)
-    steps.engine.runs_ahead = ahead and name not in ("rnn", "transformer-xl")
+    steps.engine.runs_ahead = ahead and name not in ("rnn", "rnn-lm", "transformer-xl")
     requests: list[tuple[RequestHandle, dict[str, Any]]] = []
     prompts = [[rng.randrange(7) for _ in range(rng.randrange(1, 24))] for _ in range(4)]
     for _ in range(60):
@@ -91,6 +91,6 @@ def random_request(
 
 def alone(model: Any, prompt: list[int], **options: Any) -> list[list[int]]:
     """The tokens of a request outside of the engine."""
-    if isinstance(model, GPT):
+    if model.predicts == "next":
         return generate(model, [prompt], end=6, **options)
     return translate(model, torch.tensor([prompt]), start=WORDS.start, end=6, **options)

@@ -1,0 +1,116 @@
+"""How does the length of the path between two tokens change what is learned about them?"""
+
+from __future__ import annotations
+
+import torch
+
+from qkv.data.batches.batch import Batch
+from qkv.data.embedded.synthetic_batches import back_batch
+from qkv.lab.experiment import Cell, Check, Experiment, Measured, Panel, Size
+from qkv.lab.experiments.recurrent.sequence_models import CELLS, language_model
+from qkv.lab.fit import accuracy, fit
+from qkv.models.registry import build
+
+ATTENTION = "attention"
+DEEP = "attention, 4 layers"
+WINDOW = "window of 8, 4 layers"
+REACH = 7
+"""Tokens back that one layer with a window of 8 reaches."""
+VOCABULARY = 8
+
+
+def measure(cell: Cell) -> Measured:
+    """Train one model for each distance; the answer is the token that far back."""
+    farthest = cell.size.farthest
+    distances = [1, farthest // 8, farthest // 4, farthest // 2, farthest]
+    right = {distance: train(cell, distance) for distance in distances}
+    return {
+        "right": right,
+        "path": {distance: path(cell.arm, distance) for distance in distances},
+        "right, half way": right[farthest // 2],
+        "right, farthest": right[farthest],
+        "lost with distance": right[1] - right[farthest],
+    }
+
+
+def train(cell: Cell, distance: int) -> float:
+    """The fraction of right answers after training."""
+    size = cell.size
+    length = size.farthest * 3 // 2
+    deep = cell.arm in (DEEP, WINDOW)
+    config = language_model(
+        cell.arm,
+        vocabulary=VOCABULARY,
+        context=length,
+        width=2 * size.width if cell.arm in CELLS else size.width,
+        depth=4 if deep else 1,
+        heads=1,
+        position="rotary",
+        window=REACH + 1 if cell.arm == WINDOW else None,
+    )
+    torch.manual_seed(cell.seed)
+    model = build(config).to(cell.device)
+
+    def batch(step: int) -> Batch:
+        return back_batch(cell.seed, step, 16, length, VOCABULARY, distance=distance)
+
+    fit(model, batch, size.steps, rate=size.rate)
+    test = back_batch(cell.seed, 0, 64, length, VOCABULARY, distance=distance, split="test")
+    with torch.no_grad():
+        return accuracy(model(test.ids.to(cell.device)), test.targets.to(cell.device))
+
+
+def path(arm: str, distance: int) -> int:
+    """Steps between the token and its answer, of recurrence or of attention."""
+    if arm in CELLS:
+        return distance
+    if arm == WINDOW:
+        return -(-distance // REACH)
+
+    return 1
+
+
+EXPERIMENT = Experiment(
+    name="distance",
+    claim="The shorter the path between two tokens, the easier their dependency is learned.",
+    slides=("000 L64", "004 L106", "001 L16", "000 L12"),
+    setup=(
+        "The task is to say the token k positions back; each k has a model of its own.",
+        "RNNs are twice as wide as attention, and every arm reads the same tokens.",
+        "The path is k steps in an RNN, 1 in attention, and k / 7 layers with a window of 8.",
+    ),
+    arms=("RNN", "LSTM", "GRU", ATTENTION, DEEP, WINDOW),
+    measure=measure,
+    checks=(
+        Check(
+            "At the farthest distance, attention is right more often than the best RNN",
+            lambda value: value(ATTENTION, "right, farthest")
+            - max(value(cell, "right, farthest") for cell in CELLS),
+            relevant=0.1,
+        ),
+        Check(
+            "Attention loses nothing with distance",
+            lambda value: value(ATTENTION, "lost with distance"),
+            relevant=0.05,
+            expects="same",
+        ),
+        Check(
+            "Of two models with four layers, the one with the shorter path learns half way better",
+            lambda value: value(DEEP, "right, half way") - value(WINDOW, "right, half way"),
+            relevant=0.1,
+        ),
+    ),
+    panels=(
+        Panel(
+            "right", "tokens back", "right answers", log="x", levels={"chance": 1 / VOCABULARY}
+        ),
+        Panel("path", "tokens back", "steps between token and answer", log="xy"),
+    ),
+    small=Size(seeds=4, minutes=2, steps=200, farthest=32, width=32, rate=5e-3),
+    large=Size(seeds=5, minutes=5, steps=1000, farthest=256, width=64, rate=3e-3),
+    remark="",
+    next_steps=(
+        "qkv lab distance --set steps=1000: which arms get there with more training?",
+        "qkv lab distance --set farthest=64: does attention stay level?",
+    ),
+)
