@@ -133,6 +133,18 @@ def test_a_panel_fits_a_projector(visit_lab: Open) -> None:
         assert panel.bounding_box()["height"] <= 720
 
 
+def test_keys_turn_from_part_to_part(visit_lab: Open) -> None:
+    page = visit_lab("planted/index.html#projector")
+    places = [page.evaluate("scrollY")]
+    for key in ("n", "n", "n", "b", "b"):
+        page.keyboard.press(key)
+        places.append(page.evaluate("scrollY"))
+
+    assert places[0] < places[1] < places[2] < places[3]
+    assert places[4] == places[2]
+    assert places[5] == places[1]
+
+
 def test_the_book_leads_to_the_page(visit_lab: Open) -> None:
     page = visit_lab("index.html")
     assert page.locator("img").evaluate("image => image.naturalWidth") > 100

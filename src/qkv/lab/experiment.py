@@ -27,9 +27,15 @@ class Size(SimpleNamespace):
         seeds: How often each arm is measured.
         minutes: Time on two CPU cores (small) or on one GPU (large).
         settings: Steps, widths and the like, read by `measure` as attributes.
+
+    Example:
+        >>> from qkv.lab import Size
+        >>> size = Size(seeds=5, minutes=0.5, steps=300)
+        >>> size.steps, size.settings
+        (300, {'steps': 300})
     """
 
-    def __init__(self, *, seeds: int, minutes: float, **settings: Any) -> None:
+    def __init__(self, *, seeds: int, minutes: float, **settings: object) -> None:
         super().__init__(seeds=seeds, minutes=minutes, **settings)
 
     @property
@@ -42,7 +48,21 @@ class Size(SimpleNamespace):
 
 @dataclass(frozen=True)
 class Cell:
-    """One measurement: an arm with a seed. Arms with the same seed read the same data."""
+    """One measurement: an arm with a seed. Arms with the same seed read the same data.
+
+    Args:
+        arm: What is measured.
+        seed: The seed of data and weights; torch's generator has it already.
+        size: The settings.
+        device: Where to measure.
+
+    Example:
+        >>> import torch
+        >>> from qkv.lab import Cell, Size
+        >>> cell = Cell("softmax", 0, Size(seeds=5, minutes=0.5, steps=300), torch.device("cpu"))
+        >>> cell.size.steps
+        300
+    """
 
     arm: str
     seed: int
@@ -67,6 +87,14 @@ class Check:
         relevant: The smallest effect that matters, a positive number in the unit of the effect.
         expects: "more" if the claim is a positive effect, "same" if it is none.
         exact: True for counts that are the same in every run: one measurement is enough.
+
+    Example:
+        >>> from qkv.lab import Check
+        >>> def effect(value):
+        ...     return value("soft", "accuracy") - value("hard", "accuracy")
+        >>> check = Check("Soft is better than hard", effect, relevant=0.02)
+        >>> check.expects
+        'more'
     """
 
     says: str
@@ -92,6 +120,12 @@ class Panel:
         levels: Horizontal lines with a name: chance, the entropy of the data ...
         draw: A function that draws the panel instead, with matplotlib: it gets the axes and the
             `Results`.
+
+    Example:
+        >>> from qkv.lab import Panel
+        >>> panel = Panel("loss", "step", "nats per token", log="x", levels={"entropy": 1.2})
+        >>> panel.kind
+        'lines'
     """
 
     measure: str
@@ -124,6 +158,12 @@ class Experiment:
         timed: True if time is measured: then nothing else runs beside it.
         remark: What is true where the lecture is imprecise, and how to read the result.
         next_steps: What to try next: commands or questions.
+
+    Example:
+        >>> from qkv.lab import find
+        >>> lookup = find("lookup")
+        >>> lookup.unit, lookup.size("small", 9).seeds
+        ('seed', 9)
     """
 
     name: str

@@ -53,11 +53,11 @@ class Results:
 
     Example:
         >>> from qkv.lab import run
-        >>> results = run("lookup", seeds=3, steps=5, out=None)
-        >>> results.verdict
-        'does not hold'
-        >>> results.rows[0].arm
-        'exact'
+        >>> results = run("lookup", seeds=3, steps=5, workers=1, out=None)
+        >>> results.units
+        [0, 1, 2]
+        >>> results.rows[0]._fields
+        ('arm', 'unit', 'measure', 'x', 'y')
     """
 
     experiment: Experiment

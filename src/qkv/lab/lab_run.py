@@ -48,7 +48,7 @@ def run(
     device: str | None = None,
     workers: int | None = None,
     console: Console | None = None,
-    **settings: Any,
+    **settings: object,
 ) -> Results:
     """Run an experiment of the lab, or continue it, and return its numbers and its verdict.
 
@@ -71,7 +71,7 @@ def run(
 
     Example:
         >>> from qkv.lab import run
-        >>> results = run("lookup", seeds=3, steps=5, out=None)
+        >>> results = run("lookup", seeds=3, steps=5, workers=1, out=None)
         >>> len(results.units)
         3
     """

@@ -39,8 +39,8 @@ def find(spec: str) -> Experiment:
 
     Example:
         >>> from qkv.lab import find
-        >>> find("lookup").arms[0]
-        'exact'
+        >>> find("lookup").name
+        'lookup'
     """
     if is_plugin(spec):
         experiment = load_object(spec, "name")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from matplotlib import colormaps
 from matplotlib.axes import Axes
@@ -108,11 +108,18 @@ def marker_of(results: Results, arm: str) -> str:
     return MARKERS[results.experiment.arms.index(arm) % len(MARKERS)]
 
 
+def line_of(results: Results, arm: str) -> Literal["-", "--"]:
+    """A solid line; a dashed one where colours are used a second time."""
+    return "-" if results.experiment.arms.index(arm) < len(COLOURS) else "--"
+
+
 def legend_handle(results: Results, arm: str) -> Line2D:
     colour = colour_of(results, arm)
     marker = marker_of(results, arm)
     label = textwrap.fill(arm, 44)
-    return Line2D([], [], color=colour, marker=marker, linewidth=2, markersize=5, label=label)
+    line = Line2D([], [], color=colour, marker=marker, linewidth=2, markersize=5, label=label)
+    line.set_linestyle(line_of(results, arm))
+    return line
 
 
 # A panel
@@ -252,7 +259,7 @@ def draw_series(
         axes.fill_between(at, lows, highs, color=colour, alpha=0.15, linewidth=0, zorder=1)
 
     means = [mark.interval.mean for mark in series]
-    axes.plot(at, means, color=colour, linewidth=2.2, zorder=4)
+    axes.plot(at, means, line_of(results, arm), color=colour, linewidth=2.2, zorder=4)
     step = math.ceil(len(series) / MANY)
     for place in range(0, len(series), step):
         draw_mean(axes, results, series[place], at[place])
@@ -417,11 +424,13 @@ def tick_text(value: float) -> str:
 
 def limit_log(axes: Axes, panel: Panel, results: Results) -> None:
     """End a logarithmic axis at what was measured: an interval may reach down to 0."""
-    values: list[float] = []
-    for (arm, measure, _), by_unit in results.index.items():
-        if measure == panel.measure and arm in panel_arms(panel, results):
-            values += [value for value in by_unit.values() if value > 0]
+    values = list((panel.levels or {}).values())
+    for arm in panel_arms(panel, results):
+        for x in results.xs(panel.measure, arm):
+            values += results.values(arm, panel.measure, x)
+            values.append(results.interval(arm, panel.measure, x).high)
 
-    values += [level for level in (panel.levels or {}).values() if level > 0]
-    if values:
-        axes.set_ylim(min(values) / 1.5, max(values) * 1.5)
+    shown = [value for value in values if 0 < value < math.inf]
+    if shown:
+        margin = max(1.05, (max(shown) / min(shown)) ** 0.06)
+        axes.set_ylim(min(shown) / margin, max(shown) * margin)

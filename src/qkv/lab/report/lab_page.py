@@ -29,6 +29,7 @@ from qkv.lab.report.lab_figure import (
     draw_one,
     draw_results,
     legend_arms,
+    line_of,
     marks,
 )
 
@@ -157,9 +158,10 @@ def figure_section(results: Results) -> str:
     buttons = []
     for arm in legend_arms(results):
         colour = colour_of(results, arm).lower()
+        path = "M0 6h18" if line_of(results, arm) == "-" else "M0 6h7m4 0h7"
         swatch = (
             f'<svg class="swatch" viewBox="0 0 18 12" aria-hidden="true">'
-            f'<path d="M0 6h18" stroke="{colour}" stroke-width="3"/></svg>'
+            f'<path d="{path}" stroke="{colour}" stroke-width="3"/></svg>'
         )
         name = html.escape(arm)
         buttons.append(

@@ -127,6 +127,14 @@ function toggleTable() {
   if (!table.hidden) table.scrollIntoView({ block: "nearest" });
 }
 
+/** Scrolls to the next part of the page: a panel, the table, the verdict ... or back. */
+function turn(by) {
+  const parts = [...document.querySelectorAll("header, .panels figure, section:not([hidden]) > h2")];
+  const tops = parts.map((part) => part.getBoundingClientRect().top - parseFloat(getComputedStyle(part).scrollMarginTop));
+  const place = by > 0 ? tops.findIndex((top) => top > 2) : tops.findLastIndex((top) => top < -2);
+  parts[place]?.scrollIntoView();
+}
+
 const ACTIONS = {
   ArrowRight: () => step(1, 0),
   ArrowLeft: () => step(-1, 0),
@@ -136,6 +144,8 @@ const ACTIONS = {
     show(null);
     if (chosen !== null) choose(chosen);
   },
+  n: () => turn(1),
+  b: () => turn(-1),
   t: toggleTable,
   d: toggleTheme,
   p: toggleProjector,
@@ -144,6 +154,7 @@ const ACTIONS = {
 
 addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey || help.open) return;
+  if (event.key.startsWith("Arrow") && event.target.closest(".scroller")) return; // these scroll the table
   const vertical = event.key === "ArrowDown" || event.key === "ArrowUp";
   if (vertical && current === null) return; // these keys scroll until a point is shown
   const act = ACTIONS[event.key];
