@@ -179,7 +179,8 @@ def list_experiments(out: Path) -> Table:
         minutes += small
         name = experiment.name
         found = f"{run_text(out, name, '')} {run_text(out, name, '-large')}".strip()
-        slide = experiment.slides[0] if experiment.slides else ""
+        slides = [slide for slide in experiment.slides if slide[:1].isdigit()]
+        slide = slides[0] if slides else "beyond"
         table.add_row(name, escape(experiment.claim), slide, f"{small:g}", found)
 
     for name, lab in MATRICES.items():
