@@ -89,5 +89,7 @@ EXPERIMENT = Experiment(
     large=Size(
         seeds=8, minutes=4, steps=4000, width=128, length=128, vocabulary=256, rows=64, rate=2e-3
     ),
+    remark="One layer stays near 20%: a head cannot look for what followed an earlier token before "
+    "another layer has written that token beside it.",
     next_steps=("qkv lab induction --set vocabulary=128", "qkv heads smollm2: a trained model"),
 )  # fmt: skip
