@@ -88,6 +88,6 @@ EXPERIMENT = Experiment(
     large=Size(
         seeds=8, minutes=4, steps=4000, width=128, length=128, vocabulary=256, rows=64, rate=2e-3
     ),
-    remark="One layer stays near 20%: which token came before must first be written into each token.",
+    remark="One layer stays near 20%: what came before a token must first be written into it.",
     next_steps=("qkv lab induction --set vocabulary=128", "qkv heads smollm2: a trained model"),
 )  # fmt: skip
