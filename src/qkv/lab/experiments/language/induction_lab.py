@@ -64,7 +64,6 @@ EXPERIMENT = Experiment(
     setup=(
         "Random tokens that repeat after a quarter to a half of the sequence; loss only there.",
         "A GPT with two layers, and one with a single layer that has more parameters.",
-        "Accuracy on new sequences, 20 times in training.",
         "Induction score: the best head's attention to what followed an earlier copy.",
         "Sudden: more than half of the rise within a fifth of the training.",
     ),
@@ -89,5 +88,6 @@ EXPERIMENT = Experiment(
     large=Size(
         seeds=8, minutes=4, steps=4000, width=128, length=128, vocabulary=256, rows=64, rate=2e-3
     ),
+    remark="One layer stays near 20%: what came before a token must first be written into it.",
     next_steps=("qkv lab induction --set vocabulary=128", "qkv heads smollm2: a trained model"),
 )  # fmt: skip

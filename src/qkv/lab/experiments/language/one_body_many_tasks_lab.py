@@ -63,6 +63,10 @@ EXPERIMENT = Experiment(
         seeds=10, minutes=5, steps=3000, tuning_steps=500, width=256, depth=4, batch_tokens=8192,
         labels=100, family="GPT",
     ),
+    remark="Changing only the output is not enough: with a frozen body the mean accuracy was 57%, "
+    "and 82% when the body learned, too. Pre-training helps where the label is written on single "
+    "words (tense 95% against 81%, number 98% against 90%), and harms where order decides (who "
+    "acts: 38% against 69%): next-word features of so small a model do not tell roles apart.",
     next_steps=(
         "qkv lab one-body-many-tasks --set family=BERT",
         "qkv lab one-body-many-tasks --set labels=2000",
