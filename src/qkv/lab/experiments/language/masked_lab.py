@@ -76,7 +76,7 @@ EXPERIMENT = Experiment(
         seeds=3, minutes=2, steps=900, width=64, depth=2, batch_tokens=1024, sentences=300
     ),
     large=Size(
-        seeds=5, minutes=4, steps=5000, width=256, depth=4, batch_tokens=8192, sentences=1000
+        seeds=5, minutes=4, steps=3000, width=256, depth=4, batch_tokens=8192, sentences=1000
     ),
     next_steps=("qkv fill --help: fill a gap yourself", "qkv lab masked --set steps=2000"),
 )  # fmt: skip

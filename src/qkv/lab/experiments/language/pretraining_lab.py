@@ -84,7 +84,7 @@ EXPERIMENT = Experiment(
         seeds=5, minutes=1.5, steps=300, tuning_steps=100, width=64, depth=2, batch_tokens=1024
     ),
     large=Size(
-        seeds=10, minutes=4, steps=3000, tuning_steps=300, width=256, depth=4, batch_tokens=8192
+        seeds=5, minutes=4, steps=1000, tuning_steps=150, width=256, depth=4, batch_tokens=8192
     ),
     next_steps=(
         "qkv lab pretraining --set steps=50: how much pre-training is enough?",

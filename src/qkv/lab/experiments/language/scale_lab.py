@@ -86,7 +86,7 @@ EXPERIMENT = Experiment(
         rate=0.04,
     ),
     large=Size(
-        seeds=5, minutes=5, steps=2000, width=64, depth=4, heads=8, context=256, batch_tokens=16384,
+        seeds=5, minutes=4, steps=1000, width=64, depth=4, heads=8, context=256, batch_tokens=16384,
         rate=0.04,
     ),
     remark="Bigger is better at equal tokens. At equal compute it is not always: the right panel "
