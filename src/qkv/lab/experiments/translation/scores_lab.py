@@ -62,7 +62,7 @@ EXPERIMENT = Experiment(
         Panel("BLEU", "step", "BLEU", "How fast each score learns"),
         Panel("aligned words", "", "fraction of words", "Attention on the right word"),
     ),
-    small=Size(seeds=4, minutes=1.5, width=64, steps=400, rate=1e-2, points=8, sentences=200),
+    small=Size(seeds=4, minutes=2, width=64, steps=450, rate=1e-2, points=8, sentences=200),
     large=Size(seeds=8, minutes=3, width=128, steps=400, rate=1e-2, points=10, sentences=500),
     remark="",
     next_steps=(
