@@ -32,7 +32,7 @@ TINY: dict[str, dict[str, Any]] = {
     "table2": {"width": 8, "budget": 2e7, "points": 2, "sentences": 3},
     "scores": {"width": 8, "steps": 2, "points": 2, "sentences": 3},
     "alignment": {"width": 8, "steps": 1, "sentences": 3},
-    "forcing": {"width": 8, "steps": 2, "points": 2, "sentences": 3},
+    "forcing": {"width": 8, "steps": 4, "points": 2, "sentences": 3},
     "sampling": {"width": 8, "steps": 1, "sentences": 2, "draws": 20, "samples": 2},
 }
 PROMISED = {
@@ -142,6 +142,11 @@ def test_all_models_spend_the_same_flops(monkeypatch: pytest.MonkeyPatch) -> Non
         # BLEU 50 is reached at 90% of the steps, and so of the budget
         assert measured[table2_lab.FLOPS] == pytest.approx(math.log2(0.9e10), abs=0.05)
         assert list(measured["BLEU"]) == [5.0, 10.0]  # type: ignore[arg-type]
+
+
+def test_a_curve_needs_a_step_for_each_point() -> None:
+    with pytest.raises(ValueError, match="points: 2 points need as many steps, and RNN has 0"):
+        table2_lab.measure(tiny_cell("table2", "RNN", budget=1.0))
 
 
 def test_the_lectures_table_is_complete() -> None:

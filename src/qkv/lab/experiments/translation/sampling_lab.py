@@ -81,7 +81,7 @@ EXPERIMENT = Experiment(
     large=Size(seeds=8, minutes=3, width=128, steps=150, sentences=200, draws=2000, samples=10),
     next_steps=(
         "qkv lab sampling --set steps=400: what does temperature do to a model that is sure?",
-        "qkv translate --temperature 1 --samples 5",
+        "qkv generate smollm2 --temperature 2: what does a large model write?",
         "Where does beam search gain over greedy, if the model is unsure of the first word?",
     ),
 )

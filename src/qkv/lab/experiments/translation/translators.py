@@ -146,7 +146,15 @@ def follow(
 
     Returns:
         The trained translators, and their BLEU by the number of steps.
+
+    Raises:
+        ValueError: If there are fewer steps than points.
     """
+    if steps < cell.size.points:
+        raise ValueError(
+            f"points: {cell.size.points} points need as many steps, and {cell.arm} has {steps}"
+        )
+
     options = {"final_rate": 1.0, **options}
     snapshots: dict[int, list[Model]] = {}
     for point in range(1, cell.size.points + 1):
