@@ -110,7 +110,7 @@ EXPERIMENT = Experiment(
     remark=(
         "'O(1) per layer' (004 L104) is true of these chains: that of a GPT with 2 layers has 11 "
         "products at every length, that of an LSTM with 2 layers gets 2 longer with each token. "
-        "An RNN can still compute many rows at once: with short rows it loses little."
+        "An RNN can still compute many rows at once, so every step here has as many tokens."
     ),
     next_steps=(
         "qkv lab parallel --set threads=1: is the LSTM still slower on long rows?",
