@@ -74,7 +74,7 @@ EXPERIMENT = Experiment(
         Check("Deep GPTs need norms", difference(LOSS, NO_NORM, BOTH), 0.05),
         Check("Deep GRUs need residuals", difference(LOSS, PLAIN_GRU, RESIDUAL_GRU), 0.05),
         Check(
-            "Without norms the gradient of a deep GPT vanishes (decades, first block)",
+            "Without norms a deep GPT's gradient is smaller (decades, first block)",
             difference(GRADIENT, BOTH, NO_NORM),
             0.5,
         ),
@@ -85,7 +85,12 @@ EXPERIMENT = Experiment(
     ),
     small=Size(seeds=4, minutes=2, steps=80, deep=8, width=32, context=64, rows=8, rate=3e-3),
     large=Size(seeds=5, minutes=6, steps=300, deep=24, width=256, context=256, rows=32, rate=1e-3),
-    remark="",
+    remark=(
+        "A small gradient is not the only reason to fail: without residuals, but with norms, the "
+        "first block's gradient is not smaller than with both, and yet the loss stays near 3.26, "
+        "shallow or deep. Without norms the gradient is about 27 times smaller, but alike in all "
+        "blocks: here it does not vanish from block to block."
+    ),
     next_steps=(
         "qkv lab residual --set deep=16: how deep may a model without residuals be?",
         "qkv lab norm-and-warmup: where the norm stands, and what warm-up is for.",
