@@ -80,7 +80,7 @@ EXPERIMENT = Experiment(
         Panel("training loss", "step", "nats", "Training", levels={"ln 32": CHANCE}),
         Panel("asked", y="nats", title="Asked with the mask", levels={"ln 32": CHANCE}),
     ),
-    small=Size(seeds=5, minutes=0.5, steps=300, width=32, length=32),
+    small=Size(seeds=5, minutes=0.3, steps=300, width=32, length=32),
     large=Size(seeds=10, minutes=2, steps=2000, width=128, length=128),
     remark="Random tokens make cheating visible at once. In 300 steps on real text a model without "
     "mask is hardly better (2.07 against 2.10 nats), since it has yet to learn to copy.",

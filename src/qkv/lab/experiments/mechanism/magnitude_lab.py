@@ -86,7 +86,7 @@ EXPERIMENT = Experiment(
         Panel("gradient", "magnitude", "norm", "Gradient at the logits", log="xy"),
         Panel("accuracy", "magnitude", "accuracy", "After training", log="x"),
     ),
-    small=Size(seeds=5, minutes=1, steps=200, width=32, depth=2),
+    small=Size(seeds=5, minutes=1.2, steps=200, width=32, depth=2),
     large=Size(seeds=5, minutes=3, steps=1000, width=128, depth=6),
     remark="The slide is right that the derivative of the softmax vanishes, that training is slow "
     "and that layer norm helps. But with cross-entropy the gradient does not vanish: for a wrong "
