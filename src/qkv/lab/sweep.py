@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import json
 import math
 import multiprocessing
 import os
+import platform
 import random
 import signal
 import sys
@@ -36,7 +38,7 @@ FIRST_SEED = 200
 WORKERS_PER_GPU = 4
 STATED_CORES = 2
 """Cores on which the small size takes the minutes that an experiment states."""
-SHARED = (Path(__file__).with_name("fit.py"), Path(__file__).with_name("surgery.py"))
+SHARED = ("fit.py", "surgery.py", "experiments/learning_curve.py")
 """Files that many experiments use."""
 
 
@@ -116,6 +118,9 @@ class Sweep:
         """The file of a measurement; another setting, device or code gives another name."""
         assert self.folder is not None
         parts = [arm, seed, self.size.settings, self.device.type, self.code, __version__]
+        if self.experiment.timed:
+            parts.append(platform.node())  # times of another machine are other times
+
         key = hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
         return self.folder / "measured" / f"{key[:24]}.json"
 
@@ -288,9 +293,26 @@ def code_digest(experiment: Experiment) -> str:
     shared: list[Path] = []
     if name.startswith("qkv."):
         shared = [path for path in own.parent.glob("*.py") if not path.stem.endswith("_lab")]
-        shared += [path for path in SHARED if path.is_file()]
+        shared += [Path(__file__).parent / path for path in SHARED]
 
-    return storage.sha256(path.read_bytes() for path in [own, *sorted(shared)])
+    codes = [measuring_code(own)]
+    codes += [path.read_bytes() for path in sorted(shared) if path.is_file()]
+    return storage.sha256(codes)
+
+
+def measuring_code(file: Path) -> bytes:
+    """A file without its experiments: a claim, a check or a remark changes no measurement."""
+    statements = []
+    for statement in ast.parse(file.read_bytes()).body:
+        is_experiment = (
+            isinstance(statement, ast.Assign)
+            and isinstance(statement.value, ast.Call)
+            and ast.unparse(statement.value.func).endswith("Experiment")
+        )
+        if not is_experiment:
+            statements.append(ast.unparse(statement))
+
+    return "\n".join(statements).encode()
 
 
 def plain(measured: Measured) -> Measured:
