@@ -51,7 +51,7 @@ def gain(value: Callable[..., float], part: str) -> float:
 
 EXPERIMENT = Experiment(
     name="segments",
-    claim="A memory of earlier segments helps, most of all at the start of a segment.",
+    claim="A memory of earlier segments helps where a segment's own context is short: at its start.",
     slides=("002 L92",),
     setup=(
         "GPTs with relative positions read Python code in segments, character by character.",
@@ -79,6 +79,8 @@ EXPERIMENT = Experiment(
     large=Size(
         seeds=4, minutes=4, steps=2000, width=192, depth=4, context=64, batch_tokens=8192, texts=500
     ),
+    remark="Over the whole segment the gain is small at this size: after the first quarter, what is "
+    "near suffices. A longer memory is not better until the model has learned to use it.",
     next_steps=(
         "qkv train gpt --position relative --memory 128 --carry-memory --data my.txt --out runs/xl",
         "qkv lab segments --set context=64: does a longer segment need the memory less?",
