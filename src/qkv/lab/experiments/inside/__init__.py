@@ -1,0 +1,1 @@
+"""What happens inside trained models: heads, meanings, examples in the prompt, positions."""

@@ -1,0 +1,1 @@
+"""Language models and what pre-training gives them."""

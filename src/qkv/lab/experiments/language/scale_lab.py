@@ -1,0 +1,95 @@
+"""Scale: how does the loss of a language model fall with its number of parameters?"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+from matplotlib.axes import Axes
+
+from qkv.lab.experiment import Cell, Check, Experiment, Measured, Panel, Size
+from qkv.lab.experiments.learning_curve import tenths
+from qkv.lab.fit import fit_text
+from qkv.lab.lab_results import Results
+from qkv.models import GPTConfig
+from qkv.training.setup.cost import cost
+
+FACTORS = {"width x 1": 1, "width x 2": 2, "width x 4": 4, "width x 8": 8}
+
+
+def measure(cell: Cell) -> Measured:
+    """Train one size on the same tokens as the others; keep the loss by training FLOPs."""
+    size = cell.size
+    width = size.width * FACTORS[cell.arm]
+    config = GPTConfig(width=width, depth=size.depth, heads=size.heads, context=size.context)
+    fitted = fit_text(
+        config, "python", size.steps, seed=cell.seed, device=cell.device, validation_batches=64,
+        batch_tokens=size.batch_tokens, rate=size.rate / math.sqrt(width),
+    )  # fmt: skip
+
+    spent = cost(fitted.task.config, size.batch_tokens, "float32")
+    per_step = spent.flops_per_token * size.batch_tokens
+    curve = {per_step * step: loss for step, loss in tenths(fitted.losses).items()}
+    return {
+        "loss": fitted.validation_loss, "parameters": spent.parameters, "by FLOPs": curve
+    }  # fmt: skip
+
+
+def exponent(value: Callable[..., float]) -> float:
+    """The exponent of a power law, fitted to one seed: minus the slope of log loss."""
+    sizes = np.log([value(arm, "parameters") for arm in FACTORS])
+    losses = np.log([value(arm, "loss") for arm in FACTORS])
+    return -float(np.polyfit(sizes, losses, 1)[0])
+
+
+def smallest_gain(value: Callable[..., float]) -> float:
+    """The smallest fall of the loss between neighbouring sizes."""
+    return -float(np.diff([value(arm, "loss") for arm in FACTORS]).max())
+
+
+def draw_law(axes: Axes, results: Results) -> None:
+    """Each seed's sizes as dots, and the power law fitted to the means."""
+    sizes = np.array([results.values(arm, "parameters")[0] for arm in FACTORS])
+    means = [results.interval(arm, "loss").mean for arm in FACTORS]
+    for size, arm in zip(sizes, FACTORS, strict=True):
+        losses = results.values(arm, "loss")
+        axes.plot([size] * len(losses), losses, "o", alpha=0.5, color="#888888")
+
+    slope, level = np.polyfit(np.log(sizes), np.log(means), 1)
+    axes.plot(sizes, np.exp(level) * sizes**slope, label=f"loss ~ parameters^{slope:.3f}")
+
+
+EXPERIMENT = Experiment(
+    name="scale",
+    claim="Bigger language models are better: the loss falls as a power of the parameters.",
+    slides=("000 L145", "000 L191"),
+    setup=(
+        "GPTs of four widths, each twice the one before, learn the characters of Python files.",
+        "All of them read the same tokens in the same order, for the same number of steps.",
+        "The learning rate falls with the square root of the width: one rate for all sizes would "
+        "be too low for small models and would exaggerate the effect.",
+        "A power law is fitted to the held-out losses of each seed; its exponent is the effect.",
+    ),
+    arms=tuple(FACTORS),
+    measure=measure,
+    checks=(
+        Check("The loss falls with size: exponent of the power law", exponent, relevant=0.02),
+        Check("Every doubling of the width lowers the loss", smallest_gain, relevant=0.02),
+    ),
+    panels=(
+        Panel("loss", "parameters", "held-out loss", "Equal tokens", log="xy", draw=draw_law),
+        Panel("by FLOPs", "training FLOPs", "training loss", "Equal compute", log="xy"),
+    ),
+    small=Size(
+        seeds=4, minutes=1.5, steps=300, width=16, depth=2, heads=4, context=64, batch_tokens=1024,
+        rate=0.04,
+    ),
+    large=Size(
+        seeds=5, minutes=4, steps=1000, width=64, depth=4, heads=8, context=256, batch_tokens=16384,
+        rate=0.04,
+    ),
+    remark="Bigger is better at equal tokens. At equal compute it is not always: the right panel "
+    "shows that small models are ahead as long as little compute is spent.",
+    next_steps=("qkv lab scale --set steps=1000", "qkv lab scale --set depth=4"),
+)  # fmt: skip
