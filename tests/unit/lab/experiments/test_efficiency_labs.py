@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -26,7 +27,7 @@ from qkv.lab.sweep import measure_cell
 from qkv.models import GPT, GPTConfig
 
 CPU = torch.device("cpu")
-TINY = {
+TINY: dict[ModuleType, dict[str, Any]] = {
     kv_heads_lab: {
         "steps": 10, "width": 16, "depth": 1, "context": 8, "batch_tokens": 32,
         "validation_batches": 1,
@@ -56,21 +57,24 @@ LABS = tuple(TINY)
 
 
 @pytest.fixture(autouse=True)
-def little_data(monkeypatch: pytest.MonkeyPatch) -> None:
+def little_data(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A few hundred pairs and lines instead of all."""
+    efficiency_measures.turkish_task.cache_clear()
     pairs = NAMED_SOURCES["turkish"]._replace(read=lambda split: turkish.pairs(split)[:300])
     lines = ["def add(a, b):\n    return a + b\n"] * 200
     texts = NAMED_SOURCES["python"]._replace(read=lambda split: lines)
     monkeypatch.setitem(NAMED_SOURCES, "turkish", pairs)
     monkeypatch.setitem(NAMED_SOURCES, "python", texts)
+    yield
+    efficiency_measures.turkish_task.cache_clear()
 
 
-def cell(lab: ModuleType, arm: str, seed: int = 0, **settings: object) -> Cell:
+def cell(lab: ModuleType, arm: str, seed: int = 0, **settings: Any) -> Cell:
     experiment: Experiment = lab.EXPERIMENT
     return Cell(arm, seed, experiment.size("small", **{**TINY[lab], **settings}), CPU)
 
 
-def measured(lab: ModuleType, arm: str, seed: int = 0, **settings: object) -> Measured:
+def measured(lab: ModuleType, arm: str, seed: int = 0, **settings: Any) -> Measured:
     chosen = cell(lab, arm, seed, **settings)
     return measure_cell(lab.EXPERIMENT, arm, seed, chosen.size, CPU).measured
 
@@ -156,7 +160,7 @@ def test_kept_bytes_are_input_and_output_of_a_layer_but_not_its_weights(device: 
     assert efficiency_measures.kept_bytes(Tanh().to(device), x) == (7 * 3 + 7 * 5) * 4
 
 
-def kept(arm: str, **settings: object) -> float:
+def kept(arm: str, **settings: Any) -> float:
     """Bytes that the lab counts for an arm."""
     return float(measured(memory_lab, arm, steps=1, **settings)["kept"]) * 2**20  # type: ignore[arg-type]
 
@@ -327,7 +331,7 @@ def test_warmup_that_is_left_out_everywhere_lowers_no_loss(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for arm, (placement, _) in norm_and_warmup_lab.ARMS.items():
-        monkeypatch.setitem(norm_and_warmup_lab.ARMS, arm, (placement, False))
+        monkeypatch.setitem(norm_and_warmup_lab.ARMS, arm, (placement, 0.0))
 
     found = verdicts(
         norm_and_warmup_lab, lambda arm, seed: measured(norm_and_warmup_lab, arm, seed, depths=(1,))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from statistics import median
 from time import perf_counter
 from typing import Any
@@ -17,34 +18,27 @@ from torch.nn import functional as F
 from qkv.data.batches.batch import Batch
 from qkv.lab.experiment import Cell, Check
 from qkv.lab.fit import Fitted, fit_text
-from qkv.models import GPTConfig
+from qkv.models import GPTConfig, TransformerConfig
 from qkv.models.model import Model
 from qkv.nn.attention import Mask, attend
 from qkv.training.objective import Objective
 from qkv.training.optimizer import Optimizers
-from qkv.training.run_config import OptimizerConfig
+from qkv.training.run_config import DataConfig, OptimizerConfig
+from qkv.training.setup.training_task import TrainingTask, assemble
 from qkv.training.step import gradients_of
 from qkv.training.systems.distributed import World
 
 
-def fit_python(
-    cell: Cell, *, warmup: int | None = None, depth: int | None = None, **choices: Any
-) -> Fitted:
+def fit_python(cell: Cell, **choices: Any) -> Fitted:
     """Train a GPT of the cell's size on Python code, character by character.
 
     Args:
-        cell: Its size has context, width, depth (unless given), steps, batch_tokens,
-            validation_batches and rate.
-        warmup: Steps of warm-up (default: a tenth of all steps).
-        depth: Number of blocks.
+        cell: Its size has context, width, depth, steps, batch_tokens, validation_batches and rate.
         choices: Fields of `GPTConfig`; there are 4 heads unless given.
     """
     size = cell.size
     choices = {"heads": 4, **choices}
-    config = GPTConfig(context=size.context, width=size.width, depth=depth or size.depth, **choices)
-    options = {}
-    if warmup is not None:
-        options["warmup"] = warmup
+    config = GPTConfig(context=size.context, width=size.width, depth=size.depth, **choices)
 
     return fit_text(
         config,
@@ -55,8 +49,17 @@ def fit_python(
         batch_tokens=size.batch_tokens,
         validation_batches=size.validation_batches,
         rate=size.rate,
-        **options,
     )
+
+
+@lru_cache(maxsize=1)
+def turkish_task(batch_tokens: int, seed: int) -> TrainingTask:
+    """The grammar's English and Turkish, word by word; the arms of a seed share it.
+
+    Its config has the vocabulary of the data; its sizes are the defaults.
+    """
+    data = DataConfig(data=("turkish",), tokenizer="words")
+    return assemble(TransformerConfig(context=64), data, batch_tokens=batch_tokens, seed=seed)
 
 
 @torch.no_grad()

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import torch
 
+from qkv.data.batches.causal import CausalData
 from qkv.lab.experiment import Cell, Check, Experiment, Measured, Panel, Size
 from qkv.lab.experiments.efficiency.efficiency_measures import last_segment_losses
 from qkv.lab.fit import fit
@@ -33,6 +34,7 @@ def measure(cell: Cell) -> Measured:
     model = build(replace(task.config, memory=ARMS[cell.arm] * size.context)).to(cell.device)
     fit(model, task.training.batch, size.steps, rate=3e-3, seed=cell.seed)
 
+    assert isinstance(task.validation, CausalData)
     tokens = torch.from_numpy(task.validation.tokens.read(0, 3 * size.context * size.texts + 1))
     losses = last_segment_losses(model, tokens, 3)  # (B, T)
     length = size.context // PARTS
@@ -51,7 +53,7 @@ def gain(value: Callable[..., float], part: str) -> float:
 
 EXPERIMENT = Experiment(
     name="segments",
-    claim="A memory of earlier segments helps, most of all at the start of a segment.",
+    claim="A memory of earlier segments helps at the start of a segment, where context is short.",
     slides=("002 L92",),
     setup=(
         "GPTs with relative positions read Python code in segments, character by character.",
@@ -79,6 +81,8 @@ EXPERIMENT = Experiment(
     large=Size(
         seeds=4, minutes=4, steps=2000, width=192, depth=4, context=64, batch_tokens=8192, texts=500
     ),
+    remark="At the small size only the start gains: 2.12 nats without, 2.04 with a memory of one "
+    "segment; in the rest 2.01 and 2.02. Two segments were no better than one.",
     next_steps=(
         "qkv train gpt --position relative --memory 128 --carry-memory --data my.txt --out runs/xl",
         "qkv lab segments --set context=64: does a longer segment need the memory less?",
