@@ -8,12 +8,8 @@ import torch
 
 from qkv.insight.probing.probe_tasks import position_task
 from qkv.lab.experiment import Cell, Check, Experiment, Measured, Panel, Size
-from qkv.lab.experiments.inside.position_probes import (
-    ARMS,
-    BIDIRECTIONAL,
-    position_config,
-    probe_positions,
-)
+from qkv.lab.experiments.inside import position_probes
+from qkv.lab.experiments.inside.position_probes import BIDIRECTIONAL
 from qkv.lab.fit import fit
 from qkv.models import build
 from qkv.training.run_config import DataConfig
@@ -30,15 +26,17 @@ def measure(cell: Cell) -> Measured:
     shape = {"width": size.width, "depth": size.depth, "heads": 4, "context": size.context}
     data = DataConfig(data=("python",), tokenizer="characters")
     options: dict[str, Any] = {"batch_tokens": size.tokens, "seed": cell.seed}
-    task = assemble(position_config(cell.arm, **shape), data, **options)
+    task = assemble(position_probes.position_config(cell.arm, **shape), data, **options)
     torch.manual_seed(cell.seed)
     model = build(task.config).to(cell.device)
     fit(model, task.training.batch, size.steps, rate=0.2 / size.width, seed=cell.seed)
 
     # Windows of held-out text without a start token, which would reveal the first position
-    held_out: Any = assemble(position_config(NONE, **shape), data, **options).validation
+    held_out: Any = assemble(
+        position_probes.position_config(NONE, **shape), data, **options
+    ).validation
     probes = position_task(held_out.tokens, size.context, size.windows, held_out=0.2)
-    measured = probe_positions(model, probes, seed=cell.seed, hidden=size.width)
+    measured = position_probes.probe_positions(model, probes, seed=cell.seed, hidden=size.width)
     return measured | {"chance": 1 / size.context}
 
 
@@ -53,7 +51,7 @@ EXPERIMENT = Experiment(
         "Accuracy, and the mean distance to the true position, in windows of held-out text.",
         "Each seed is a new model; the layer that counts is chosen on validation windows.",
     ),
-    arms=ARMS,
+    arms=position_probes.ARMS,
     measure=measure,
     checks=(
         Check(
