@@ -48,6 +48,7 @@ else:
             "evaluation",
             "generation",
             "insight",
+            "lab",
             "models",
             "nn",
             "serving",

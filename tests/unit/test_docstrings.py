@@ -29,6 +29,7 @@ PACKAGES = (
     "qkv.generation",
     "qkv.evaluation",
     "qkv.insight",
+    "qkv.lab",
 )
 PUBLIC_API = ("attend", "generate", "load", "look", "save", "serve", "train")
 

@@ -28,6 +28,7 @@ POINTS = (
     "Optimizer",
     "Evaluation task",
     "Head pattern",
+    "Experiment",
     "Server route",
 )
 TINY = "--steps 2 --width 16 --heads 2 --depth 1 --context 16 --vocabulary 270 --sample-every 0"
@@ -134,3 +135,8 @@ def test_the_blocks_of_a_section_run(section: str, errors: dict[str, list[str]])
 def test_a_part_takes_less_than_40_lines(section: str) -> None:
     (block,) = blocks(section, "python")
     assert block.count("\n") < 40
+
+
+def test_an_experiment_takes_less_than_80_lines() -> None:
+    (block,) = blocks("Experiment", "python")
+    assert block.count("\n") < 80

@@ -52,6 +52,7 @@ def run(arguments: list[str]) -> None:
 def describe_commands() -> dict[str, dict[str, Any]]:
     """The flags of each command, and of each of its subcommands, with the values they take."""
     from qkv.commands import finetune, lab, train
+    from qkv.lab.experiments import modules
     from qkv.models.configs import CONFIGS, family
     from qkv.models.presets import PRESETS
 
@@ -64,8 +65,13 @@ def describe_commands() -> dict[str, dict[str, Any]]:
 
     described["finetune"] = flags_by_name(finetune.Flags)
 
-    for name, experiment in lab.EXPERIMENTS.items():
-        described[f"lab {name}"] = flags_by_name(experiment)
+    flags = flags_by_name(lab.LabCommand)
+    del flags[""]  # the experiment's name, which is part of the command here
+    for name in (lab.ALL, *modules()):
+        described[f"lab {name}"] = flags
+
+    for name, matrix in lab.MATRICES.items():
+        described[f"lab {name}"] = flags_by_name(matrix.command)
 
     for name in train.TRAINED:
         presets = [key for key, preset in PRESETS.items() if family(preset.config) == name]

@@ -12,8 +12,6 @@ import torch
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from qkv.lab.lab_results import Results
-
 X = float | int | str
 Y = float | Sequence[float]
 """A number; or, in an experiment without seeds, one number for each unit (sentence, word ...)."""
@@ -29,9 +27,15 @@ class Size(SimpleNamespace):
         seeds: How often each arm is measured.
         minutes: Time on two CPU cores (small) or on one GPU (large).
         settings: Steps, widths and the like, read by `measure` as attributes.
+
+    Example:
+        >>> from qkv.lab import Size
+        >>> size = Size(seeds=5, minutes=0.5, steps=300)
+        >>> size.steps, size.settings
+        (300, {'steps': 300})
     """
 
-    def __init__(self, *, seeds: int, minutes: float, **settings: Any) -> None:
+    def __init__(self, *, seeds: int, minutes: float, **settings: object) -> None:
         super().__init__(seeds=seeds, minutes=minutes, **settings)
 
     @property
@@ -44,7 +48,21 @@ class Size(SimpleNamespace):
 
 @dataclass(frozen=True)
 class Cell:
-    """One measurement: an arm with a seed. Arms with the same seed read the same data."""
+    """One measurement: an arm with a seed. Arms with the same seed read the same data.
+
+    Args:
+        arm: What is measured.
+        seed: The seed of data and weights; torch's generator has it already.
+        size: The settings.
+        device: Where to measure.
+
+    Example:
+        >>> import torch
+        >>> from qkv.lab import Cell, Size
+        >>> cell = Cell("softmax", 0, Size(seeds=5, minutes=0.5, steps=300), torch.device("cpu"))
+        >>> cell.size.steps
+        300
+    """
 
     arm: str
     seed: int
@@ -65,10 +83,18 @@ class Check:
     Args:
         says: The claim as a sentence.
         effect: A function that computes the effect of one unit. It is called with a function
-            `value(arm, measure, x)` that returns what was measured in this unit (x: if there is one).
+            `value(arm, measure, x)` that returns what was measured in this unit (x if it has one).
         relevant: The smallest effect that matters, a positive number in the unit of the effect.
         expects: "more" if the claim is a positive effect, "same" if it is none.
         exact: True for counts that are the same in every run: one measurement is enough.
+
+    Example:
+        >>> from qkv.lab import Check
+        >>> def effect(value):
+        ...     return value("soft", "accuracy") - value("hard", "accuracy")
+        >>> check = Check("Soft is better than hard", effect, relevant=0.02)
+        >>> check.expects
+        'more'
     """
 
     says: str
@@ -92,7 +118,14 @@ class Panel:
         log: The axes with a logarithmic scale: "", "x", "y" or "xy".
         arms: The arms to show (default: all that have the measure).
         levels: Horizontal lines with a name: chance, the entropy of the data ...
-        draw: A function that draws the panel instead, with matplotlib.
+        draw: A function that draws the panel instead, with matplotlib: it gets the axes and the
+            `Results`.
+
+    Example:
+        >>> from qkv.lab import Panel
+        >>> panel = Panel("loss", "step", "nats per token", log="x", levels={"entropy": 1.2})
+        >>> panel.kind
+        'lines'
     """
 
     measure: str
@@ -103,7 +136,7 @@ class Panel:
     log: Literal["", "x", "y", "xy"] = ""
     arms: tuple[str, ...] = ()
     levels: Mapping[str, float] | None = None
-    draw: Callable[[Axes, Results], None] | None = None
+    draw: Callable[[Axes, Any], None] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,6 +158,12 @@ class Experiment:
         timed: True if time is measured: then nothing else runs beside it.
         remark: What is true where the lecture is imprecise, and how to read the result.
         next_steps: What to try next: commands or questions.
+
+    Example:
+        >>> from qkv.lab import find
+        >>> lookup = find("lookup")
+        >>> lookup.unit, lookup.size("small", 9).seeds
+        ('seed', 9)
     """
 
     name: str
@@ -158,11 +197,22 @@ class Experiment:
                 raise ValueError(
                     f"{key}: {self.name} has no such setting; it has {', '.join(known)}"
                 )
-            if not isinstance(value, type(known[key])) and not isinstance(known[key], float):
-                expected = type(known[key]).__name__
-                raise ValueError(f"{key}: expected {expected}, as {known[key]!r}, not {value!r}")
+
+            check_setting(key, value, known[key])
 
         if settings.get("seeds", 1) < 1:
             raise ValueError(f"seeds: expected 1 or more, not {settings['seeds']}")
 
         return Size(**{**known, **settings})
+
+
+def check_setting(key: str, value: Any, default: Any) -> None:
+    """Raise unless a value has the type of the default; an integer may stand for a float."""
+    expected: tuple[type, ...] = (type(default),)
+    if isinstance(default, float):
+        expected = (float, int)
+
+    if default is not None and type(value) not in expected:
+        raise ValueError(
+            f"{key}: expected {expected[0].__name__}, such as {default!r}, not {value!r}"
+        )

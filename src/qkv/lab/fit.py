@@ -1,4 +1,4 @@
-"""Training for experiments: the gradients, the loss, the optimizer and the schedule of `qkv train`."""
+"""Training for experiments: gradients, loss, optimizer and schedule are those of `qkv train`."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def fit(
         The mean loss of each step, before its update.
 
     Example:
-        >>> from qkv.data.embedded.synthetic import copy_batch
+        >>> from qkv.data.embedded.synthetic_batches import copy_batch
         >>> from qkv.lab.fit import fit
         >>> from qkv.models import RNN, RNNConfig
         >>> model = RNN(RNNConfig(vocabulary=12, width=8))
@@ -74,10 +74,12 @@ def fit(
     config = OptimizerConfig(learning_rate=rate, **options)
     optimizers = Optimizers(model, config)
     world = World(next(model.parameters()).device)
-    objective: nn.Module | None = None
+    objective: Objective | None = None
     if loss is None:
         assert isinstance(model, Model)
         objective = Objective(model, precision=precision).train()
+        if world.device.type == "cuda" and can_be_captured(model):
+            objective.use_cuda_graph(wait=2)
 
     model.train()
     fine = torch.zeros((), device=world.device)
@@ -106,6 +108,14 @@ def fit(
 
     model.eval()
     return torch.stack(losses).tolist() if losses else []
+
+
+def can_be_captured(model: Model) -> bool:
+    """Whether steps can be CUDA graphs: small models spend most of a step on launching kernels.
+
+    Recurrent layers and Transformer-XL's memory read back from the device.
+    """
+    return bool(model.stacks) and (model.uses_kv_cache or not model.is_causal)
 
 
 def fit_text(

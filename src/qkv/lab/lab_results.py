@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
+import html
+import math
+import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
+
+from rich.console import Console
+from rich.markup import escape
 
 from qkv.lab.experiment import Experiment, Measured, Size
 from qkv.lab.paired_intervals import (
     Finding,
     Interval,
     VerdictWord,
+    interval_text,
     judge,
     mean_interval,
     overall,
 )
 from qkv.tables import Table
 
+SHOWN = 10
+"""Values of x of a measure that a printed table shows."""
 
-class Row(NamedTuple):
+
+class MeasuredRow(NamedTuple):
     """One number that was measured."""
 
     arm: str
@@ -31,9 +41,9 @@ class Row(NamedTuple):
     y: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Results:
-    """The numbers of an experiment; prints as a table.
+    """The numbers of an experiment; prints as a table, also in a notebook.
 
     Args:
         experiment: The experiment.
@@ -43,11 +53,11 @@ class Results:
 
     Example:
         >>> from qkv.lab import run
-        >>> results = run("lookup", seeds=3, steps=5, out=None)
-        >>> results.verdict
-        'does not hold'
-        >>> results.rows[0].arm
-        'exact'
+        >>> results = run("lookup", seeds=3, steps=5, workers=1, out=None)
+        >>> results.units
+        [0, 1, 2]
+        >>> results.rows[0]._fields
+        ('arm', 'unit', 'measure', 'x', 'y')
     """
 
     experiment: Experiment
@@ -56,20 +66,25 @@ class Results:
     facts: dict[str, Any] = field(default_factory=dict)
 
     @cached_property
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[MeasuredRow]:
         """All numbers in long form, which a data frame takes as it is."""
         return list(expand(self.measured))
 
     @cached_property
     def index(self) -> dict[tuple[str, str, Any], dict[int, float]]:
-        """Numbers by unit, for each arm, measure and x."""
-        numbers: dict[tuple[str, str, Any], dict[int, float]] = {}
+        """Numbers by unit, for each arm, measure and x; a sentence's is its mean over seeds."""
+        found: dict[tuple[str, str, Any], dict[int, list[float]]] = {}
         for row in self.rows:
-            numbers.setdefault((row.arm, row.measure, row.x), {})[row.unit] = row.y
+            by_unit = found.setdefault((row.arm, row.measure, row.x), {})
+            by_unit.setdefault(row.unit, []).append(row.y)
+
+        numbers = {}
+        for key, lists in found.items():
+            numbers[key] = {unit: statistics.fmean(values) for unit, values in lists.items()}
 
         return numbers
 
-    @property
+    @cached_property
     def units(self) -> list[int]:
         """The seeds, or the numbers of sentences, that every arm has."""
         shared: set[int] | None = None
@@ -127,63 +142,100 @@ class Results:
         """holds, does not hold, or cannot be told at this size."""
         return overall(self.findings)
 
-    def table(self) -> Table:
-        """Means with intervals: a row for each measure and x, a column for each arm."""
-        table = Table(header_style="bold", caption_justify="left")
-        table.caption = f"Means with 95% intervals over {len(self.units)} {self.experiment.unit}s."
-        table.add_column("measure")
-        table.add_column("x", justify="right")
-        for arm in self.experiment.arms:
-            table.add_column(arm, justify="right")
+    def table(self, most: int | None = None) -> Table:
+        """Means with intervals: a row for each measure and x, a column for each arm.
 
-        for measure, x, cells in self.cells():
-            table.add_row(measure, "" if x is None else str(x), *cells)
+        Args:
+            most: Values of x to show for each measure, evenly spread (default: all).
+        """
+        table = Table(header_style="bold", caption_justify="left")
+        table.caption = self.caption
+        if any(len(self.xs(row.measure)) > (most or math.inf) for row in self.rows):
+            table.caption += " Some x are left out; the page and result.json have all."
+
+        for head in self.heads():
+            table.add_column(escape(head), justify="left" if head == "measure" else "right")
+
+        for cells in self.lines(most):
+            table.add_row(*map(escape, cells))
 
         return table
 
-    def cells(self) -> Iterator[tuple[str, Any, list[str]]]:
-        """Measure, x and one text for each arm."""
-        measures = dict.fromkeys(row.measure for row in self.rows)
-        for measure in measures:
-            for x in self.xs(measure):
-                texts = []
+    @property
+    def caption(self) -> str:
+        """What the numbers of the table are."""
+        unit = self.experiment.unit
+        count = len(self.units)
+        if count == 1:
+            return f"One {unit}, so without intervals."
+
+        return f"Means with 95% intervals over {count} {unit}s."
+
+    def heads(self) -> list[str]:
+        """The columns of the table; x only if a measure has one."""
+        has_x = any(row.x is not None for row in self.rows)
+        return ["measure", *(["x"] if has_x else []), *self.experiment.arms]
+
+    def lines(self, most: int | None = None) -> Iterator[list[str]]:
+        """The rows of the table: measure, x (if there is one), and one text for each arm."""
+        has_x = "x" in self.heads()
+        for measure in dict.fromkeys(row.measure for row in self.rows):
+            for x in spread(self.xs(measure), most):
+                cells = [measure]
+                if has_x:
+                    cells.append(x_text(x))
+
                 for arm in self.experiment.arms:
                     known = (arm, measure, x) in self.index
-                    texts.append(interval_text(self.interval(arm, measure, x)) if known else "")
+                    cells.append(interval_text(self.interval(arm, measure, x)) if known else "")
 
-                yield measure, x, texts
+                yield cells
 
     def __rich__(self) -> Table:
-        return self.table()
+        return self.table(SHOWN)
+
+    def __repr__(self) -> str:
+        console = Console(width=100, highlight=False)
+        with console.capture() as capture:
+            console.print(self)
+
+        return f"{capture.get()}{self.verdict}: {self.experiment.claim}"
 
     def _repr_html_(self) -> str:
-        rows = []
-        for measure, x, texts in self.cells():
-            cells = "".join(f"<td>{text}</td>" for text in texts)
-            rows.append(f"<tr><td>{measure}</td><td>{'' if x is None else x}</td>{cells}</tr>")
+        def row(tag: str, texts: Sequence[str]) -> str:
+            return "<tr>" + "".join(f"<{tag}>{html.escape(text)}</{tag}>" for text in texts)
 
-        heads = "".join(f"<th>{arm}</th>" for arm in self.experiment.arms)
-        head = f"<tr><th>measure</th><th>x</th>{heads}</tr>"
-        return f"<table>{head}{''.join(rows)}</table><p>{self.verdict}</p>"
+        body = "".join(row("td", cells) for cells in self.lines())
+        claim = f"<b>{self.verdict}</b>: {html.escape(self.experiment.claim)}"
+        table = f"<table>{row('th', self.heads())}{body}</table>"
+        return f"{table}<p>{self.caption}</p><p>{claim}</p>"
 
 
-def expand(measured: Mapping[tuple[str, int], Measured]) -> Iterator[Row]:
-    """One row for each number."""
+def expand(measured: Mapping[tuple[str, int], Measured]) -> Iterator[MeasuredRow]:
+    """One row for each number, in the order of the measurements."""
     for (arm, seed), measures in measured.items():
         for measure, by_x in measures.items():
             pairs = by_x.items() if isinstance(by_x, Mapping) else [(None, by_x)]
             for x, y in pairs:
                 if isinstance(y, Sequence):
                     for unit, number in enumerate(y):
-                        yield Row(arm, unit, measure, x, float(number))
+                        yield MeasuredRow(arm, unit, measure, x, float(number))
                 else:
-                    yield Row(arm, seed, measure, x, float(y))
+                    yield MeasuredRow(arm, seed, measure, x, float(y))
 
 
-def interval_text(interval: Interval) -> str:
-    """1.23 ±0.04; without the interval where there is none."""
-    half = interval.high - interval.mean
-    if interval.units == 1:
-        return f"{interval.mean:.4g}"
+def spread(xs: Sequence[Any], most: int | None) -> Sequence[Any]:
+    """At most so many of the values, evenly spread from the first to the last."""
+    if most is None or len(xs) <= most:
+        return xs
 
-    return f"{interval.mean:.4g} ±{half:.2g}"
+    step = (len(xs) - 1) / (most - 1)
+    return [xs[round(number * step)] for number in range(most)]
+
+
+def x_text(x: Any) -> str:
+    """An x as text: 0.5, 2e+10, a word; nothing if there is none."""
+    if x is None:
+        return ""
+
+    return f"{x:g}" if isinstance(x, float) else str(x)

@@ -1,9 +1,9 @@
 """The statistics of the lab: intervals of paired effects, and the verdict that rests on them.
 
 Arms with the same seed share their data and their start, so an effect is computed within a seed;
-its interval is Student's, over the seeds. If there is no effect, the interval lies wholly above 0 in
-2.5% of all experiments: that is the rate of a wrong "holds" for one check, and the upper bound for
-several, since all of them have to hold.
+its interval is Student's, over the seeds. If there is no effect, the interval lies wholly above 0
+in 2.5% of all experiments: that is the rate of a wrong "holds" for one check, and the upper bound
+for several, since all of them have to hold.
 """
 
 from __future__ import annotations
@@ -85,7 +85,10 @@ def judge(check: Check, effects: Sequence[float]) -> Finding:
         check.says, "cannot be told", effect, check.relevant, check.expects, check.exact, ""
     )
     if effect.units < FEWEST and not check.exact:
-        test = f"{effect.units} units are too few: at least {FEWEST} are needed"
+        test = f"Measured {effect.units} times; a verdict needs {FEWEST} or more."
+        if effect.units == 1:
+            test = f"Measured once; a verdict needs {FEWEST} repetitions or more."
+
         return finding._replace(test=test)
 
     if check.expects == "same":
@@ -118,17 +121,20 @@ def judge_same(effect: Interval, relevant: float) -> VerdictWord:
 
 def describe(check: Check, effect: Interval) -> str:
     """The sentence about the test."""
-    region = f"an effect above 0 that may reach {check.relevant:g}"
+    region = f"an effect above 0 that may reach {check.relevant:g} (the smallest that matters)"
     if check.expects == "same":
-        region = f"an effect between -{check.relevant:g} and {check.relevant:g}"
+        region = (
+            f"an effect between -{check.relevant:g} and {check.relevant:g} (too small to matter)"
+        )
 
     if check.exact:
-        return f"An exact count: {effect.mean:.4g}; the claim needs {region}."
+        return f"An exact count: {number_text(effect.mean)}; the claim needs {region}."
 
+    low = number_text(effect.low, 3)
+    high = number_text(effect.high, 3)
     return (
-        f"Mean of the paired differences {effect.mean:.3g}, 95% interval "
-        f"[{effect.low:.3g}, {effect.high:.3g}] (Student's t, n = {effect.units}); "
-        f"the claim needs {region}."
+        f"Mean effect {number_text(effect.mean, 3)}, 95% interval [{low}, {high}] "
+        f"(Student's t, paired, n = {effect.units}); the claim needs {region}."
     )
 
 
@@ -141,6 +147,48 @@ def overall(findings: Sequence[Finding]) -> VerdictWord:
         return "cannot be told"
 
     return "holds"
+
+
+# Numbers as text
+
+
+def number_text(value: float, digits: int = 4) -> str:
+    """A number with so many significant digits: 1,234 and 0.012, with an exponent if need be."""
+    if value == 0 or not math.isfinite(value):
+        return f"{value:g}"
+
+    size = math.floor(math.log10(abs(value)))
+    if not -4 <= size < 7:
+        return f"{value:.{digits - 1}e}"
+
+    decimals = max(0, digits - 1 - size)
+    text = f"{value:,.{decimals}f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def interval_text(interval: Interval) -> str:
+    """A mean with half the width of its interval, to two digits of the latter: 1.23 ±0.04."""
+    mean, _, high, _ = interval
+    half = high - mean
+    if half == 0 or not math.isfinite(half):
+        return number_text(mean)
+
+    size = math.floor(math.log10(half))
+    if size < -4 or abs(mean) >= 1e7:
+        return f"{mean:.4g} ±{half:.2g}"
+
+    decimals = max(0, 1 - size)
+    return f"{mean:,.{decimals}f} ±{half:,.{decimals}f}"
+
+
+def range_text(interval: Interval) -> str:
+    """A mean with the ends of its interval: 1.2 [0.9, 1.5]."""
+    mean, low, high, _ = interval
+    text = number_text(mean, 3)
+    if low == high or not (math.isfinite(low) and math.isfinite(high)):
+        return text
+
+    return f"{text} [{number_text(low, 3)}, {number_text(high, 3)}]"
 
 
 # Student's t distribution

@@ -108,7 +108,7 @@ class Probes(nn.Module):
 
 
 @dataclass(frozen=True, eq=False)
-class Fitted:
+class FittedProbe:
     """Trained probes with the standardisation of their inputs and targets."""
 
     layers: tuple[str, ...]
@@ -153,7 +153,7 @@ def fit(
     seeds: Sequence[int] = (0,),
     learning: ProbeTraining = ProbeTraining(),  # noqa: B008 - it is frozen
     advance: Callable[[float], object] = ignore,
-) -> Fitted:
+) -> FittedProbe:
     """Train a probe for each layer, seed and target set.
 
     Args:
@@ -172,7 +172,7 @@ def fit(
     probes = Probes(
         len(layers), seeds, len(targets), mean.shape[-1], classes or 1, learning.hidden
     ).to(mean.device)
-    fitted = Fitted(layers, probes, mean, deviation, offset, scale, classes)
+    fitted = FittedProbe(layers, probes, mean, deviation, offset, scale, classes)
     training_targets, validation_targets = (
         torch.stack([in_units(values, fitted) for values in part]).to(mean.device)
         for part in zip(*targets, strict=True)
@@ -195,7 +195,7 @@ def fit(
 class ProbeTrainer:
     """The optimiser of all probes, and the progress of their training."""
 
-    fitted: Fitted
+    fitted: FittedProbe
     training: Activations
     targets: Tensor  # (K, n)
     seeds: Sequence[int]
@@ -262,7 +262,7 @@ def units_of(targets: np.ndarray, classes: int) -> tuple[float, float]:
     return float(numbers.mean()), float(numbers.std()) or 1.0
 
 
-def in_units(targets: np.ndarray, fitted: Fitted) -> Tensor:
+def in_units(targets: np.ndarray, fitted: FittedProbe) -> Tensor:
     """Targets as the loss expects them: class numbers, or standardised numbers."""
     if fitted.classes:
         return torch.from_numpy(targets.astype(np.int64))
@@ -272,7 +272,7 @@ def in_units(targets: np.ndarray, fitted: Fitted) -> Tensor:
 
 @torch.no_grad()
 def validation_loss(
-    validation: Activations, targets: Tensor, fitted: Fitted
+    validation: Activations, targets: Tensor, fitted: FittedProbe
 ) -> Float[Tensor, "L S K"]:
     """The mean loss of each probe."""
     total: Tensor = torch.zeros(())
@@ -371,7 +371,7 @@ def pools(source: Activations, epoch: int, width: int) -> Iterator[list[int]]:
 
 
 def read_blocks(
-    source: Activations, blocks: Sequence[int], fitted: Fitted
+    source: Activations, blocks: Sequence[int], fitted: FittedProbe
 ) -> tuple[Tensor, Int[Tensor, "n"]]:
     """The standardised vectors of some blocks (L, n, E), and their indices among all vectors."""
     vectors = []

@@ -29,7 +29,7 @@ from qkv.insight.probing.activations import (
     activations,
     ignore,
 )
-from qkv.insight.probing.linear_probe import Fitted, ProbeTraining, fit
+from qkv.insight.probing.linear_probe import FittedProbe, ProbeTraining, fit
 from qkv.insight.probing.probe_tasks import Measure, ProbeTask
 from qkv.models.model import Model
 from qkv.models.registry import build
@@ -294,7 +294,7 @@ def target_sets(
 
 
 def sums_by_text(
-    fitted: Fitted, test: Activations, measures: Sequence[Measure]
+    fitted: FittedProbe, test: Activations, measures: Sequence[Measure]
 ) -> dict[Measure, Float[np.ndarray, "L S K texts"]]:
     """For each text the number of right predictions, or the sum of absolute errors."""
     texts = test.texts
@@ -356,7 +356,7 @@ def number_or_none(value: float) -> float | None:
     return float(value)
 
 
-def weights_of(fitted: Fitted, ways: Sequence[ProbeCondition]) -> dict[str, Tensor]:
+def weights_of(fitted: FittedProbe, ways: Sequence[ProbeCondition]) -> dict[str, Tensor]:
     """The weights of all probes by name: `way/layer/first` is (S, E, H), and so on.
 
     The output of a probe is (x - mean) / deviation @ first + first_bias, or with a hidden layer

@@ -39,20 +39,23 @@ def find(spec: str) -> Experiment:
 
     Example:
         >>> from qkv.lab import find
-        >>> find("lookup").arms[0]
-        'exact'
+        >>> find("lookup").name
+        'lookup'
     """
     if is_plugin(spec):
-        experiment = load_object(spec, "experiment")
+        experiment = load_object(spec, "name")
         if not isinstance(experiment, Experiment):
-            raise ValueError(f"experiment: {spec} is no qkv.lab.Experiment")
+            raise ValueError(f"name: {spec} is not a qkv.lab.Experiment")
 
         return experiment
 
     if spec not in modules():
         close = difflib.get_close_matches(spec, modules(), n=1)
-        hint = f"did you mean {close[0]}?" if close else "`qkv lab` lists all"
-        raise ValueError(f"experiment: there is no {spec}; {hint}")
+        hint = "qkv lab lists all"
+        if close:
+            hint = f"did you mean {close[0]}?"
+
+        raise ValueError(f"name: there is no experiment {spec!r}; {hint}")
 
     found: Experiment = import_module(modules()[spec]).EXPERIMENT
     return found

@@ -67,6 +67,15 @@ FONTS = (
 def save(draw: Callable[[], Figure], out: Path, name: str = "plot") -> Path:
     """Draw a figure in the common style and write it atomically; `name` as in `check_ending`."""
     check_ending(out, name)
+    content = render(draw, out.suffix[1:].lower())
+    with storage.replacing(out, len(content)) as staged:
+        staged.write_bytes(content)
+
+    return out
+
+
+def render(draw: Callable[[], Figure], ending: str, dpi: float = 160) -> bytes:
+    """Draw a figure in the common style: the content of a png, svg or pdf file."""
     installed = {font.name for font in font_manager.fontManager.ttflist}
     fonts = [name for name in FONTS if name in installed]
 
@@ -74,13 +83,9 @@ def save(draw: Callable[[], Figure], out: Path, name: str = "plot") -> Path:
         # A box is drawn for a missing glyph.
         warnings.filterwarnings("ignore", message="Glyph .* missing from")
         buffer = BytesIO()
-        draw().savefig(buffer, format=out.suffix[1:].lower(), dpi=160)
+        draw().savefig(buffer, format=ending, dpi=dpi)
 
-    content = buffer.getvalue()
-    with storage.replacing(out, len(content)) as staged:
-        staged.write_bytes(content)
-
-    return out
+    return buffer.getvalue()
 
 
 def canvas(wide: float, high: float, **spacing: Any) -> Figure:

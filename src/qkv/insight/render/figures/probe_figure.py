@@ -44,7 +44,7 @@ class Line(NamedTuple):
     dashed: bool = False
 
 
-class Panel(NamedTuple):
+class ProbePanel(NamedTuple):
     """Lines over the same layers and the same measure."""
 
     title: str
@@ -73,7 +73,7 @@ def draw_probed(probed: ProbeResult, path: Path) -> Path:
     )
 
 
-def probed_panel(probed: ProbeResult, measure: Measure) -> Panel:
+def probed_panel(probed: ProbeResult, measure: Measure) -> ProbePanel:
     """The model and its controls for one measure, with the majority-class baseline."""
     lines = []
     for way, colour in WAYS.items():
@@ -85,10 +85,10 @@ def probed_panel(probed: ProbeResult, measure: Measure) -> Panel:
     if measure in probed.baseline:
         levels[BASELINES[measure]] = probed.baseline[measure]
 
-    return Panel("", lines, levels, measure)
+    return ProbePanel("", lines, levels, measure)
 
 
-def draw_panels(panels: Sequence[Panel], path: Path, title: str, below: str) -> Path:
+def draw_panels(panels: Sequence[ProbePanel], path: Path, title: str, below: str) -> Path:
     """Draw panels side by side to a .png, .svg or .pdf file."""
     if not any(panel.lines for panel in panels):
         raise ValueError("panels: expected one line or more to draw")
@@ -96,7 +96,7 @@ def draw_panels(panels: Sequence[Panel], path: Path, title: str, below: str) -> 
     return save(lambda: draw(panels, title, below), path, "path")
 
 
-def draw(panels: Sequence[Panel], title: str, below: str) -> Figure:
+def draw(panels: Sequence[ProbePanel], title: str, below: str) -> Figure:
     figure = canvas(2.6 + 6.2 * len(panels), 5.6)
     measures = {panel.measure for panel in panels}
     row = figure.subplots(1, len(panels), squeeze=False, sharey=len(measures) == 1)[0]
@@ -111,7 +111,7 @@ def draw(panels: Sequence[Panel], title: str, below: str) -> Figure:
     return figure
 
 
-def draw_panel(axes: Axes, panel: Panel) -> None:
+def draw_panel(axes: Axes, panel: ProbePanel) -> None:
     """Layers on the x axis, the score on the y axis."""
     factor = 100 if panel.measure == "accuracy" else 1
     # The layers of all lines, in the order in which they first occur

@@ -164,6 +164,7 @@ def gap_logits(
     if model.predicts == "next":
         return model(ids[:, :place])[:, -1]
 
+    assert tokenizer.mask is not None
     shown = F.pad(ids, (0, 1), value=tokenizer.end)
     shown[:, place] = tokenizer.mask
     return model(shown)[:, place]

@@ -84,7 +84,7 @@ EXPERIMENT = Experiment(
         Panel("best head", "step", "induction score", "The best head"),
     ),
     small=Size(
-        seeds=4, minutes=1.2, steps=800, width=64, length=48, vocabulary=64, rows=16, rate=3e-3
+        seeds=5, minutes=1.7, steps=1000, width=64, length=48, vocabulary=64, rows=16, rate=3e-3
     ),
     large=Size(
         seeds=8, minutes=4, steps=4000, width=128, length=128, vocabulary=256, rows=64, rate=2e-3

@@ -38,8 +38,9 @@ def measure(cell: Cell) -> Measured:
 
 def exponent(value: Callable[..., float]) -> float:
     """The exponent of a power law, fitted to one seed: minus the slope of log loss."""
-    points = np.log([(value(arm, "parameters"), value(arm, "loss")) for arm in FACTORS])
-    return -float(np.polyfit(*points.T, 1)[0])
+    sizes = np.log([value(arm, "parameters") for arm in FACTORS])
+    losses = np.log([value(arm, "loss") for arm in FACTORS])
+    return -float(np.polyfit(sizes, losses, 1)[0])
 
 
 def smallest_gain(value: Callable[..., float]) -> float:

@@ -17,7 +17,7 @@ from qkv.insight.probing.probe_tasks import Measure
 from qkv.insight.render.figures.figure_style import STYLE
 from qkv.insight.render.figures.probe_figure import (
     Line,
-    Panel,
+    ProbePanel,
     draw,
     draw_panels,
     draw_probed,
@@ -99,7 +99,7 @@ def test_the_figure_has_a_line_per_way_and_a_point_per_layer(tmp_path: Path) -> 
         line = Line("one", scores("model", "accuracy", 0.8), "#000000")
         other = Line("other", scores("random model", "accuracy", 0.5)[:3], "#ff0000", dashed=True)
         figure = draw(
-            [Panel("a", [line, other], {"level": 0.25}, "accuracy")] * 2, "title", "below"
+            [ProbePanel("a", [line, other], {"level": 0.25}, "accuracy")] * 2, "title", "below"
         )
     for axes in figure.axes:
         drawn = {line.get_label(): line for line in axes.get_lines()}
@@ -127,7 +127,7 @@ def test_the_names_of_layers_do_not_overlap(depth: int) -> None:
         "#000000",
     )
     with matplotlib.rc_context(STYLE):
-        figure = draw([Panel("a", [line], {}, "accuracy")] * 2, "title", "below")
+        figure = draw([ProbePanel("a", [line], {}, "accuracy")] * 2, "title", "below")
         FigureCanvasAgg(figure).draw()
     for axes in figure.axes:
         boxes = [tick.get_window_extent() for tick in axes.get_xticklabels()]
@@ -141,4 +141,4 @@ def test_other_endings_and_no_lines_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"^path: .*\.png"):
         draw_probed(probed(), tmp_path / "a.gif")
     with pytest.raises(ValueError, match=r"^panels: .*one line"):
-        draw_panels([Panel("a", [], {}, "accuracy")], tmp_path / "a.png", "", "")
+        draw_panels([ProbePanel("a", [], {}, "accuracy")], tmp_path / "a.png", "", "")

@@ -1,0 +1,1 @@
+"""Memory and time: what makes training and decoding cheaper."""

@@ -1,0 +1,197 @@
+"""What the efficiency experiments share: a GPT that reads Python code, and counts of bytes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.nn import functional as F
+
+from qkv.data.batches.batch import Batch
+from qkv.lab.experiment import Cell, Check
+from qkv.lab.fit import Fitted, fit_text
+from qkv.models import GPTConfig
+from qkv.models.model import Model
+from qkv.nn.attention import Mask, attend
+from qkv.training.objective import Objective
+from qkv.training.optimizer import Optimizers
+from qkv.training.run_config import OptimizerConfig
+from qkv.training.step import gradients_of
+from qkv.training.systems.distributed import World
+
+
+def fit_python(
+    cell: Cell, *, warmup: int | None = None, depth: int | None = None, **choices: Any
+) -> Fitted:
+    """Train a GPT of the cell's size on Python code, character by character.
+
+    Args:
+        cell: Its size has context, width, depth (unless given), steps, batch_tokens,
+            validation_batches and rate.
+        warmup: Steps of warm-up (default: a tenth of all steps).
+        depth: Number of blocks.
+        choices: Fields of `GPTConfig`; there are 4 heads unless given.
+    """
+    size = cell.size
+    choices = {"heads": 4, **choices}
+    config = GPTConfig(context=size.context, width=size.width, depth=depth or size.depth, **choices)
+    options = {}
+    if warmup is not None:
+        options["warmup"] = warmup
+
+    return fit_text(
+        config,
+        "python",
+        size.steps,
+        seed=cell.seed,
+        device=cell.device,
+        batch_tokens=size.batch_tokens,
+        validation_batches=size.validation_batches,
+        rate=size.rate,
+        **options,
+    )
+
+
+@torch.no_grad()
+def cache_bytes_per_token(model: Model) -> float:
+    """What the KV cache grows by for each token."""
+    tokens = torch.zeros(1, 4, dtype=torch.long, device=next(model.parameters()).device)
+    state = model.start()
+    model.decode(tokens, state)
+    total = 0
+    for layer in state.buffers:
+        for stored in state.read(layer):  # keys and values, (B, K, S, D)
+            total += stored.numel() * stored.element_size()
+
+    return total / tokens.shape[1]
+
+
+def kept_bytes(objective: nn.Module, batch: Any) -> int:
+    """Bytes that the forward pass keeps for the backward pass, without the parameters.
+
+    Tensors that share their memory count once. On the meta device nothing is computed.
+    """
+    parameters = {storage_of(parameter) for parameter in objective.parameters()}
+    kept: dict[int, Tensor] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        kept[storage_of(tensor)] = tensor  # held here, so that no other takes its place
+        return tensor
+
+    with saved_tensors_hooks(pack, lambda tensor: tensor):
+        loss = objective(batch)
+
+    total = 0
+    for storage, tensor in kept.items():
+        if storage not in parameters:
+            total += tensor.untyped_storage().nbytes()
+
+    del loss
+    return total
+
+
+def storage_of(tensor: Tensor) -> int:
+    """Identifies the memory of a tensor, also on the meta device, where addresses are 0."""
+    return tensor.untyped_storage()._cdata
+
+
+@torch.no_grad()
+def last_segment_losses(
+    model: Model, tokens: Int[Tensor, "N"], segments: int
+) -> Float[Tensor, "B T"]:
+    """The loss of each token of the last segment of texts, each of as many segments as given.
+
+    Args:
+        model: A language model; what its memory holds of the segments before, it may use.
+        tokens: The texts one after another, and one token more.
+        segments: Segments of a text, each as long as the model's context.
+    """
+    tokens = tokens.to(next(model.parameters()).device)
+    context = model.config.context
+    ids = tokens[:-1].view(-1, segments * context)  # (B, segments * T)
+    targets = tokens[1:].view(-1, segments * context)[:, -context:]  # (B, T)
+
+    state = model.start()
+    for segment in ids.split(context, dim=1):
+        if model.uses_kv_cache:  # it has no memory
+            state = model.start()
+
+        logits = model.logits(model.decoder_hidden(segment, state=state))  # (B, T, V)
+
+    return F.cross_entropy(logits.transpose(1, 2), targets, reduction="none")
+
+
+def timed_steps(
+    objective: Objective,
+    batch: Callable[[int], Batch],
+    steps: int,
+    device: torch.device,
+    parts: int = 1,
+) -> tuple[list[float], list[float]]:
+    """Train, with gradients from `parts` micro-batches; the loss and the seconds of each step."""
+    optimizers = Optimizers(objective, OptimizerConfig())
+    optimizers.set_rate(1e-3, 1e-3)
+    zero = torch.zeros((), device=device)
+    losses = []
+    seconds = []
+    for step in range(steps):
+        start = perf_counter()
+        loss, _ = gradients_of(objective, batch(step), World(device), parts=parts)
+        optimizers.step(zero, zero + 1)
+        optimizers.zero_gradients()
+        losses.append(loss.item())
+        seconds.append(perf_counter() - start)
+
+    return losses, seconds
+
+
+def attention_seconds(mask: Mask, length: int, device: torch.device, turns: int) -> float:
+    """Median time of attention with 4 heads of width 32, forward and backward, after one turn."""
+    seconds = []
+    for _ in range(turns + 1):
+        query, key, value = torch.randn(3, 1, 4, length, 32, device=device).requires_grad_()
+        wait(device)
+        start = perf_counter()
+        attend(query, key, value, mask=mask)[0].sum().backward()
+        wait(device)
+        seconds.append(perf_counter() - start)
+
+    return median(seconds[1:])
+
+
+def wait(device: torch.device) -> None:
+    """Wait until a GPU has computed everything."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def growth_exponent(by_length: Mapping[int, float]) -> float:
+    """The slope between the two longest lengths on logarithmic axes: 2 is quadratic, 1 linear."""
+    (short, low), (long, high) = list(by_length.items())[-2:]
+    return math.log(high / low) / math.log(long / short)
+
+
+def hardly_worse(arm: str, reference: str, margin: float) -> Check:
+    """The check that the loss of an arm is at most `margin` above that of a reference."""
+    return Check(
+        f"The loss of {arm} is at most {margin:g} nats above that of {reference}",
+        lambda value: value(reference, "loss") + margin - value(arm, "loss"),
+        relevant=0.01,
+    )
+
+
+def saves(arm: str, reference: str, measure: str) -> Check:
+    """The exact check that an arm needs fewer bytes, or pairs, than a reference."""
+    return Check(
+        f"Saved by {arm}, as a share of what {reference} needs",
+        lambda value: 1 - value(arm, measure) / value(reference, measure),
+        relevant=0.1,
+        exact=True,
+    )

@@ -1,0 +1,83 @@
+"""Norm before or after each sublayer: does a deep Transformer train without warm-up?"""
+
+from __future__ import annotations
+
+from qkv.lab.experiment import Cell, Check, Experiment, Measured, Panel, Size
+from qkv.lab.fit import fit_text
+from qkv.models import TransformerConfig
+
+ARMS = {
+    "after, warm-up": ("after", True),
+    "after, none": ("after", False),
+    "before, warm-up": ("before", True),
+    "before, none": ("before", False),
+}
+WORST = 10.0
+"""Losses are cut here: a run that diverged is bad, however far it went."""
+
+
+def measure(cell: Cell) -> Measured:
+    """The held-out loss by depth, after the same steps with the same highest rate."""
+    size = cell.size
+    placement, warms_up = ARMS[cell.arm]
+    losses = {}
+    for depth in size.depths:
+        config = TransformerConfig(
+            context=64, width=size.width, depth=depth, heads=4, dropout=0.0,
+            norm_placement=placement,  # type: ignore[arg-type]
+        )  # fmt: skip
+        fitted = fit_text(
+            config, "turkish", size.steps, seed=cell.seed, device=cell.device, tokenizer="words",
+            batch_tokens=size.batch_tokens, validation_batches=size.validation_batches,
+            rate=size.rate, warmup=size.steps // 4 if warms_up else 1,
+        )  # fmt: skip
+        losses[depth] = min(WORST, fitted.validation_loss)
+
+    return {"loss": losses, "deepest": losses[size.depths[-1]]}
+
+
+EXPERIMENT = Experiment(
+    name="norm-and-warmup",
+    claim="With the norm after each sublayer, as in the first Transformer, a deep model needs "
+    "warm-up; with the norm before it, it does not.",
+    slides=("004 L40", "001 L290", "beyond the lectures: Xiong et al. 2020"),
+    setup=(
+        "Transformers of growing depth translate the grammar's English into Turkish.",
+        "Layer norm stands before each sublayer, or after its residual connection.",
+        "The rate starts at its highest value, or rises to it over a quarter of the steps.",
+        "All have the same highest rate, data and seeds; then the rate falls along a cosine.",
+        f"The loss is that of held-out pairs; a loss above {WORST:g} nats counts as {WORST:g}.",
+    ),
+    arms=tuple(ARMS),
+    measure=measure,
+    checks=(
+        Check(
+            "Norm after, deepest model: warm-up lowers the loss",
+            lambda value: value("after, none", "deepest") - value("after, warm-up", "deepest"),
+            relevant=0.1,
+        ),
+        Check(
+            "Norm before, deepest model: warm-up changes the loss by less than 0.2 nats",
+            lambda value: value("before, none", "deepest") - value("before, warm-up", "deepest"),
+            relevant=0.2, expects="same",
+        ),
+        Check(
+            "Without warm-up, the deepest model is better with the norm before",
+            lambda value: value("after, none", "deepest") - value("before, none", "deepest"),
+            relevant=0.1,
+        ),
+    ),
+    panels=(Panel("loss", "blocks", "held-out loss (nats)", "Loss by depth"),),
+    small=Size(
+        seeds=4, minutes=1.2, depths=(1, 6), steps=100, width=32, batch_tokens=512,
+        validation_batches=8, rate=3e-3,
+    ),
+    large=Size(
+        seeds=4, minutes=6, depths=(2, 6, 12), steps=600, width=128, batch_tokens=4096,
+        validation_batches=20, rate=2e-3,
+    ),
+    next_steps=(
+        "qkv lab norm-and-warmup --set rate=1e-3: does a lower rate replace the warm-up?",
+        "qkv train transformer --norm-placement after --warmup 400 --data turkish --out runs/after",
+    ),
+)  # fmt: skip

@@ -1,0 +1,132 @@
+"""What do attention and an RNN cost, in operations, time and memory, as n and d grow?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import log2
+
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+from qkv.lab.experiment import Cell, Check, Experiment, Measured, Panel, Size
+from qkv.lab.experiments.recurrent.sequence_models import bytes_kept, difference, seconds
+from qkv.nn.attention import attend
+from qkv.nn.attention.multi_head import MultiHeadAttention
+from qkv.nn.recurrent import Recurrent
+
+ATTENTION = "attention"
+PROJECTED = "attention with projections"
+RNN = "RNN"
+COUNTED = 2048
+"""The longest sequence of which operations and bytes are counted."""
+
+
+def layer(arm: str, width: int, device: torch.device) -> Callable[[Tensor], Tensor]:
+    """The layer of an arm, all of it eager."""
+    if arm == ATTENTION:
+        return lambda x: attend(x, x, x, need_weights=True)[0]
+    if arm == PROJECTED:
+        projected = MultiHeadAttention(width, heads=1).to(device)
+        return lambda x: projected(x, need_weights=True)[0]
+
+    recurrent = Recurrent("rnn", width, width, 1).to(device)
+    return lambda x: recurrent(x)[0]
+
+
+def measure(cell: Cell) -> Measured:
+    """Count multiply-adds and bytes on the CPU, and take the time on the device."""
+    width, longest = cell.size.width, cell.size.longest
+    counted = min(longest, COUNTED)
+    lengths = [2**power for power in range(4, int(log2(longest)) + 1)]
+    by_length = {n: operations(cell.arm, n, width) for n in lengths if n <= counted}
+    by_width = {d: operations(cell.arm, width, d) for d in (width // 4, width // 2, width)}
+    kept = {n: bytes_kept(layer(cell.arm, width, torch.device("cpu")), n, width) for n in by_length}
+    timed = layer(cell.arm, width, cell.device)
+    with torch.no_grad():
+        inputs = {n: torch.randn(1, n, width, device=cell.device) for n in lengths}
+        time = {n: 1e3 * seconds(timed, x) for n, x in inputs.items()}
+
+    return {
+        "operations": by_length,
+        "operations by width": by_width,
+        "milliseconds": time,
+        "MiB kept": kept,
+        "doublings with length": log2(by_length[counted] / by_length[counted // 2]),
+        "doublings with width": log2(by_width[width] / by_width[width // 2]),
+        "log2 operations at n = d": log2(by_length[width]),
+        "log2 time at n = d / 4": log2(time[width // 4]),
+        "doublings of time": log2(time[longest] / time[longest // 2]),
+        "log2 MiB kept, longest": log2(kept[counted]),
+    }
+
+
+def operations(arm: str, length: int, width: int) -> float:
+    """Multiply-adds of all matrix products."""
+    run = layer(arm, width, torch.device("cpu"))
+    with FlopCounterMode(display=False) as counter:
+        run(torch.zeros(1, length, width))
+
+    return counter.get_total_flops() / 2
+
+
+def off_theory(value: Callable[..., float]) -> float:
+    """How far the growth is from n^2 d and n d^2."""
+    theory = {(ATTENTION, "length"): 2, (ATTENTION, "width"): 1, (RNN, "length"): 1}
+    theory[RNN, "width"] = 2
+    errors = [value(arm, f"doublings with {axis}") - n for (arm, axis), n in theory.items()]
+    return max(errors, key=abs)
+
+
+EXPERIMENT = Experiment(
+    name="cost",
+    claim="Attention costs n^2 d, an RNN n d^2: attention is cheap for short sequences only.",
+    slides=("000 L11", "000 L61", "000 L17", "002 L91", "002 L94", "004 L104", "004 L112"),
+    setup=(
+        "One layer reads n vectors of width d; operations are the multiply-adds of its products.",
+        "Attention is softmax(X X^T) X, alone or with projections; the RNN has one tanh layer.",
+        "Memory is what a layer keeps for its gradient; time is that of the forward pass.",
+        "The arms take turns: one seed is one turn.",
+    ),
+    arms=(ATTENTION, RNN, PROJECTED),
+    measure=measure,
+    checks=(
+        Check("Operations grow as n^2 d and n d^2", off_theory, 0.01, "same", exact=True),
+        Check(
+            "Operations are equal at n = d",
+            difference("log2 operations at n = d", ATTENTION, RNN),
+            0.01,
+            "same",
+            exact=True,
+        ),
+        Check(
+            "At n = d / 4, an RNN takes longer (log2 of the time)",
+            difference("log2 time at n = d / 4", RNN, ATTENTION),
+            0.25,
+        ),
+        Check(
+            "For long sequences, attention's time grows faster (log2 for twice the length)",
+            difference("doublings of time", ATTENTION, RNN),
+            0.25,
+        ),
+        Check(
+            "For long sequences, attention keeps more memory (log2 of the bytes)",
+            difference("log2 MiB kept, longest", ATTENTION, RNN),
+            1,
+            exact=True,
+        ),
+    ),
+    panels=(
+        Panel("operations", "length n", "multiply-adds", "Operations, d fixed", log="xy"),
+        Panel("milliseconds", "length n", "milliseconds", "Time of a layer", log="xy"),
+        Panel("MiB kept", "length n", "MiB", "Kept for the gradient", log="xy"),
+    ),
+    small=Size(seeds=7, minutes=0.5, width=64, longest=2048),
+    large=Size(seeds=15, minutes=3, width=128, longest=16384),
+    timed=True,
+    remark="",
+    next_steps=(
+        "qkv lab cost --set width=256: where is the crossing now?",
+        "qkv lab sparse: attention with a pattern that skips most pairs.",
+    ),
+)

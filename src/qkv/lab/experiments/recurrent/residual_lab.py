@@ -1,0 +1,93 @@
+"""What are residual connections and norms for, in deep Transformers and in deep RNNs?"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+
+from qkv.lab.experiment import Cell, Check, Experiment, Measured, Panel, Size
+from qkv.lab.experiments.recurrent.sequence_models import (
+    block_gradients,
+    difference,
+    language_model,
+)
+from qkv.lab.fit import fit, fit_text, validation_loss
+from qkv.lab.surgery import without_norm, without_residual
+from qkv.models import Model
+
+BOTH = "GPT"
+NO_NORM = "GPT without norm"
+NO_RESIDUAL = "GPT without residual"
+PLAIN_GRU = "GRU"
+RESIDUAL_GRU = "GRU with residual"
+SURGERY = {NO_NORM: without_norm, NO_RESIDUAL: without_residual}
+LOSS = "loss, deep"
+GRADIENT = "first block's gradient, deep"
+
+
+def measure(cell: Cell) -> Measured:
+    """Train a shallow and a deep model for equally many steps."""
+    _, shallow = train(cell, cell.size.deep // 4)
+    gradients, deep = train(cell, cell.size.deep)
+    return {
+        "loss": {cell.size.deep // 4: shallow, cell.size.deep: deep},
+        "gradient": gradients,
+        GRADIENT: gradients[1],
+        LOSS: deep,
+    }
+
+
+def train(cell: Cell, depth: int) -> tuple[dict[int, float], float]:
+    """Each block's gradient at the start, and the loss on held-out text after training."""
+    size = cell.size
+    sizes = {"context": size.context, "width": size.width, "depth": depth, "heads": 2}
+    name, _, residual = cell.arm.partition(" with ")
+    config = language_model(name, residual=bool(residual), **sizes)
+    with ExitStack() as opened:
+
+        def operate(model: Model) -> None:
+            if cell.arm in SURGERY:
+                opened.enter_context(SURGERY[cell.arm](model))
+
+        given = {"seed": cell.seed, "device": cell.device, "batch_tokens": size.rows * size.context}
+        model, _, _, task = fit_text(
+            config, "python", 0, surgery=operate, validation_batches=1, **given
+        )
+        gradients = block_gradients(model, task.training.batch(0))
+        fit(model, task.training.batch, size.steps, rate=size.rate)
+        return gradients, validation_loss(model, task, 16)
+
+
+EXPERIMENT = Experiment(
+    name="residual",
+    claim="Deep models need residual connections and layer norm to be trained.",
+    slides=("001 L104", "001 L290", "001 L291", "004 L38", "003 L22"),
+    setup=(
+        "Shallow and deep models predict the next character of Python code.",
+        "GPTs lose their residual connections, or their norms; GRUs get residual connections.",
+        "The loss on held-out code is compared after equally many steps on the same batches.",
+        "The gradient of each block's weights is taken before the first step.",
+    ),
+    arms=(BOTH, NO_NORM, NO_RESIDUAL, PLAIN_GRU, RESIDUAL_GRU),
+    measure=measure,
+    checks=(
+        Check("Deep GPTs need residuals", difference(LOSS, NO_RESIDUAL, BOTH), 0.05),
+        Check("Deep GPTs need norms", difference(LOSS, NO_NORM, BOTH), 0.05),
+        Check("Deep GRUs need residuals", difference(LOSS, PLAIN_GRU, RESIDUAL_GRU), 0.05),
+        Check(
+            "Without norms the gradient of a deep GPT vanishes (decades, first block)",
+            difference(GRADIENT, BOTH, NO_NORM),
+            0.5,
+        ),
+    ),
+    panels=(
+        Panel("loss", "depth", "loss on held-out text (nats)", "After training"),
+        Panel("gradient", "block", "log10 of the gradient", "Before training, deep models"),
+    ),
+    small=Size(seeds=4, minutes=2, steps=80, deep=8, width=32, context=64, rows=8, rate=3e-3),
+    large=Size(seeds=5, minutes=6, steps=300, deep=24, width=256, context=256, rows=32, rate=1e-3),
+    remark="",
+    next_steps=(
+        "qkv lab residual --set deep=16: how deep may a model without residuals be?",
+        "qkv lab norm-and-warmup: where the norm stands, and what warm-up is for.",
+    ),
+)

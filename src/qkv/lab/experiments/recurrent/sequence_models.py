@@ -1,0 +1,236 @@
+"""What the experiments of this folder share: models by the names that figures show, and effects."""
+
+from __future__ import annotations
+
+import copy
+import math
+import re
+import statistics
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from qkv.data.batches.batch import Batch
+from qkv.models import (
+    RNN,
+    GPTConfig,
+    Model,
+    RNNConfig,
+    RNNLMConfig,
+    Transformer,
+    TransformerConfig,
+)
+from qkv.training.objective import Objective
+from qkv.training.setup.cost import synchronize
+
+PRODUCTS = ("mm.", "addmm", "bmm", "linear", "scaled_dot_product")
+"""Parts of the names of matrix products."""
+CELLS = {"RNN": "rnn", "LSTM": "lstm", "GRU": "gru"}
+
+
+def language_model(name: str, **sizes: Any) -> GPTConfig | RNNLMConfig:
+    """The config of a model that reads from left to right.
+
+    Args:
+        name: RNN, LSTM or GRU; everything else is a GPT.
+        sizes: Fields of the config; those that one kind does not have are left out for it.
+
+    Returns:
+        The config.
+    """
+    config = RNNLMConfig if name in CELLS else GPTConfig
+    known = {}
+    for key, value in sizes.items():
+        if key in config.__dataclass_fields__:
+            known[key] = value
+
+    if name in CELLS:
+        known["cell"] = CELLS[name]
+
+    return config(**known)
+
+
+def difference(measure: str, more: str, *less: str) -> Callable[[Callable[..., float]], float]:
+    """The effect of a check: a measure of one arm, minus the largest of the others.
+
+    Args:
+        measure: The measure.
+        more: The arm that has more of it, if the claim is true.
+        less: The arms that have less.
+
+    Returns:
+        The effect, as `Check` calls it.
+    """
+    return lambda value: value(more, measure) - max(value(arm, measure) for arm in less)
+
+
+def copier(width: int, vocabulary: int, attention: str) -> Model:
+    """A model with an encoder and a decoder.
+
+    Args:
+        width: Its width.
+        vocabulary: Number of ids.
+        attention: none or additive for a GRU; "only" for a Transformer.
+
+    Returns:
+        The model.
+    """
+    if attention != "only":
+        config = RNNConfig(
+            vocabulary=vocabulary,
+            width=width,
+            attention=attention,  # type: ignore[arg-type]
+            dropout=0.0,
+        )
+        return RNN(config)
+
+    return Transformer(
+        TransformerConfig(
+            vocabulary=vocabulary,
+            width=width,
+            depth=2,
+            heads=4,
+            norm_placement="before",
+            dropout=0.0,
+        )
+    )
+
+
+def bytes_kept(layer: Callable[[Tensor], Tensor], length: int, width: int) -> float:
+    """MiB that a layer keeps for the backward pass, without its input and its weights.
+
+    Args:
+        layer: A function of vectors (B, T, E).
+        length: Number of vectors.
+        width: Their width.
+
+    Returns:
+        The MiB of one sequence; memory that two tensors share counts once.
+    """
+    x = torch.zeros(1, length, width, requires_grad=True)
+    kept: dict[int, int] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        whole = tensor if tensor._base is None else tensor._base
+        if not whole.is_leaf:  # the input and the weights are leaves
+            storage = tensor.untyped_storage()
+            kept[storage.data_ptr()] = storage.nbytes()
+
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        output = layer(x)
+
+    del output
+    return sum(kept.values()) / 2**20
+
+
+def seconds(run: Callable[..., object], *inputs: Any, repeats: int = 3) -> float:
+    """The median time of a call, after one to warm up.
+
+    Args:
+        run: What to call.
+        inputs: Its arguments; the first one's device is waited for.
+        repeats: How often the time is taken.
+
+    Returns:
+        The seconds.
+    """
+    times = []
+    for _ in range(repeats + 1):
+        synchronize(inputs[0].device)
+        start = perf_counter()
+        run(*inputs)
+        synchronize(inputs[0].device)
+        times.append(perf_counter() - start)
+
+    return statistics.median(times[1:])
+
+
+@contextmanager
+def threads(number: int) -> Iterator[None]:
+    """Compute with a number of CPU threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+class Chains(TorchDispatchMode):
+    """For each tensor, the longest chain of matrix products that led to it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lengths: dict[int, int] = {}
+        self.kept: list[Tensor] = []
+        """All tensors, since memory that is used again would inherit a chain."""
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        result = function(*args, **(kwargs or {}))
+        before = [self.length(tensor) for tensor in tree_leaves((args, kwargs))]
+        step = int(any(name in str(function) for name in PRODUCTS))
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, Tensor):
+                self.kept.append(tensor)
+                address = tensor.untyped_storage().data_ptr()
+                self.lengths[address] = max([self.length(tensor), *(n + step for n in before)])
+
+        return result
+
+    def length(self, value: object) -> int:
+        """The chain up to a tensor; 0 for everything else."""
+        if not isinstance(value, Tensor):
+            return 0
+
+        return self.lengths.get(value.untyped_storage().data_ptr(), 0)
+
+
+def longest_chain(model: nn.Module, ids: Tensor) -> int:
+    """The matrix products of a forward pass that have to wait for each other: sequential steps.
+
+    Args:
+        model: A model, on the CPU.
+        ids: Token ids, (B, T).
+
+    Returns:
+        The length of the longest chain of products, each of which reads another's result.
+    """
+    # In float32 oneDNN's LSTM is one operation, in which the steps cannot be seen
+    copied = copy.deepcopy(model).double()
+    with torch.no_grad(), Chains() as chains:
+        logits = copied(ids)
+
+    return chains.length(logits)
+
+
+def block_gradients(model: Model, batch: Batch) -> dict[int, float]:
+    """Decades of the gradient of each block's or recurrent layer's weights, counted from 1.
+
+    Args:
+        model: A GPT, or a recurrent language model.
+        batch: A batch to take the loss of.
+
+    Returns:
+        The logarithm to base 10 of the gradient's norm, of at least 1e-30.
+    """
+    loss = Objective(model)(batch.to(next(model.parameters()).device))
+    (loss / batch.count).backward()
+    squares: dict[int, float] = {}
+    for name, weight in model.named_parameters():
+        number = re.search(r"(?:blocks|cells)\.(\d+)\.|_l(\d+)$", name)
+        if number is not None and weight.grad is not None:
+            block = 1 + int(number[1] or number[2])
+            squares[block] = squares.get(block, 0.0) + float(weight.grad.square().sum())
+
+    model.zero_grad()
+    return {block: math.log10(max(square**0.5, 1e-30)) for block, square in squares.items()}

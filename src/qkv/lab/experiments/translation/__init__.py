@@ -1,0 +1,1 @@
+"""Translation: what attention, scores, teacher forcing and sampling do for a translator."""
