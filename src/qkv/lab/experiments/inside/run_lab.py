@@ -73,7 +73,7 @@ EXPERIMENT = Experiment(
     ),
     panels=(
         Panel("accuracy", "layers read", "noun or verb: right answers", levels={"chance": 0.5}),
-        Panel("weight", "", "weight on the word before", kind="dots"),
+        Panel("weight", "", "weight on the word before", "The head that is off", kind="dots"),
     ),
     small=Size(seeds=1, minutes=0.5, model="minilm", words=10),
     large=Size(seeds=1, minutes=1, model="smollm2", words=10),
