@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from functools import cache
 from random import Random
+from typing import Any
 
 import torch
 
@@ -20,7 +21,7 @@ from qkv.models import GPTConfig
 def small_model(width: int, depth: int, steps: int, seed: int, device: torch.device) -> Pretrained:
     """A small GPT of everyday English: trained once in a process, since all arms explain it."""
     config = GPTConfig(width=width, depth=depth, heads=4, context=32)
-    options = {"tokenizer": "words", "rate": 3e-3, "validation_batches": 1}
+    options: dict[str, Any] = {"tokenizer": "words", "rate": 3e-3, "validation_batches": 1}
     fitted = fit_text(config, "english", steps, seed=seed, device=device, **options)
     return Pretrained(fitted.model, fitted.task.tokenizer)
 
