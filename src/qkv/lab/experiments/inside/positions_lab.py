@@ -70,9 +70,9 @@ EXPERIMENT = Experiment(
         ),
     ),
     panels=(
-        Panel("accuracy, linear", "layer", "right positions", "linear probe"),
+        Panel("accuracy, linear", "layer", "right positions", "linear probe", log="y"),
         Panel("distance, linear", "layer", "distance", "linear probe"),
-        Panel("accuracy, hidden layer", "layer", "right positions", "one hidden layer"),
+        Panel("accuracy, hidden layer", "layer", "right positions", "one hidden layer", log="y"),
         Panel("distance, hidden layer", "layer", "distance", "one hidden layer"),
     ),
     small=Size(
