@@ -83,6 +83,6 @@ def test_marked_words_are_labelled_data_by_name() -> None:
         for split in ("train", "valid"):
             parts[split] = list(open_examples([f"{name}:{split}"], "classify"))
 
-        texts = [example.text for part in parts.values() for example in part]
+        texts = [example.texts for part in parts.values() for example in part]
         assert len(set(texts)) == len(texts) == rows
         assert len({example.label for example in parts["valid"]}) == labels
