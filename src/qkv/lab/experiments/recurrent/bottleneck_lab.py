@@ -86,8 +86,8 @@ EXPERIMENT = Experiment(
     small=Size(seeds=4, minutes=1.5, steps=300, width=64, longest=16, rate=3e-3),
     large=Size(seeds=5, minutes=4, steps=3000, width=256, longest=64, rate=1e-3),
     remark=(
-        "What fits through a vector also depends on training: with more steps every line rises, "
-        "and the one without attention rises last."
+        "What fits through a vector also depends on training: a model without attention may only "
+        "need more steps. The first next step tells."
     ),
     next_steps=(
         "qkv lab bottleneck --set steps=1000: how much of the gap is a matter of training?",

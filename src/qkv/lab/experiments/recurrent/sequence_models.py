@@ -221,7 +221,8 @@ def block_gradients(model: Model, batch: Batch) -> dict[int, float]:
         batch: A batch to take the loss of.
 
     Returns:
-        The logarithm to base 10 of the gradient's norm, of at least 1e-30.
+        The logarithm to base 10 of the gradient's norm, between 1e-30 and 1e30; the norm of a
+        gradient that is not a number counts as 1e30.
     """
     loss = Objective(model)(batch.to(next(model.parameters()).device))
     (loss / batch.count).backward()
@@ -233,4 +234,9 @@ def block_gradients(model: Model, batch: Batch) -> dict[int, float]:
             squares[block] = squares.get(block, 0.0) + float(weight.grad.square().sum())
 
     model.zero_grad()
-    return {block: math.log10(max(square**0.5, 1e-30)) for block, square in squares.items()}
+    return {block: decades(square**0.5) for block, square in squares.items()}
+
+
+def decades(norm: float) -> float:
+    """The logarithm to base 10, of at least 1e-30 and at most 1e30, which NaN counts as."""
+    return math.log10(max(1e-30, min(1e30, norm)))
