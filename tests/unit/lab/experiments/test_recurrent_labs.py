@@ -13,9 +13,15 @@ from qkv.data.sources.named import NAMED_SOURCES
 from qkv.lab.experiment import Cell, Experiment, Measured
 from qkv.lab.experiments import find
 from qkv.lab.experiments.recurrent import distance_lab, residual_lab
-from qkv.lab.experiments.recurrent.cost_lab import ATTENTION, PROJECTED, RNN, layer, operations
-from qkv.lab.experiments.recurrent.sequence_models import (
+from qkv.lab.experiments.recurrent.layer_costs import (
+    ATTENTION,
+    PROJECTED,
+    RNN,
     bytes_kept,
+    layer,
+    operations,
+)
+from qkv.lab.experiments.recurrent.sequence_models import (
     decades,
     language_model,
     longest_chain,

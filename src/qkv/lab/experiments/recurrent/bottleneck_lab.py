@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import torch
-
 from qkv.data.batches.batch import Batch
 from qkv.data.embedded.synthetic_batches import copy_batch
 from qkv.lab.experiment import Cell, Check, Experiment, Measured, Panel, Size
-from qkv.lab.experiments.recurrent.sequence_models import copier, difference
-from qkv.lab.fit import accuracy, fit
-from qkv.lab.surgery import free_running
-from qkv.models import Model
+from qkv.lab.experiments.recurrent.sequence_models import copied, copier, difference
+from qkv.lab.fit import fit
 
 NARROW = "GRU, a quarter as wide"
 EQUAL = "GRU"
@@ -38,19 +34,11 @@ def measure(cell: Cell) -> Measured:
     fit(model, batch, size.steps, rate=size.rate)
     curve = {}
     for length in (size.longest // 8, size.longest // 4, size.longest // 2, size.longest):
-        curve[length] = copied(model, cell, length)
+        test = copy_batch(cell.seed, 0, 100, length, VOCABULARY, split="test")
+        curve[length] = copied(model, test.to(cell.device))
 
     first, *_, last = curve.values()
     return {"copied": curve, "copied, longest": last, "lost with length": first - last}
-
-
-@torch.no_grad()
-def copied(model: Model, cell: Cell, length: int) -> float:
-    """The fraction of tokens that are right where the model reads its own predictions."""
-    batch = copy_batch(cell.seed, 0, 100, length, VOCABULARY, split="test")
-    batch = free_running(model, batch.to(cell.device))
-    logits = model(batch.source, batch.ids)  # (B, T, V)
-    return accuracy(logits[:, :-1], batch.targets[:, :-1])  # without the end token
 
 
 EXPERIMENT = Experiment(

@@ -7,13 +7,9 @@ from math import log2
 from qkv.data.batches.batch import Batch
 from qkv.data.embedded.synthetic_batches import random_batch
 from qkv.lab.experiment import Cell, Check, Experiment, Measured, Panel, Size
-from qkv.lab.experiments.recurrent.sequence_models import (
-    difference,
-    language_model,
-    longest_chain,
-    seconds,
-    threads,
-)
+from qkv.lab.experiments.recurrent import sequence_models as models
+from qkv.lab.experiments.recurrent.layer_costs import seconds, threads
+from qkv.lab.experiments.recurrent.sequence_models import difference
 from qkv.models.registry import build
 from qkv.training.objective import Objective
 
@@ -32,9 +28,9 @@ def measure(cell: Cell) -> Measured:
     depth, heads, factor = SHAPES[cell.arm]
     width = 4 * round(factor * size.width / 4)
     sizes = {"vocabulary": VOCABULARY, "context": size.longest, "width": width}
-    config = language_model(cell.arm, depth=depth, heads=heads, **sizes)
+    config = models.language_model(cell.arm, depth=depth, heads=heads, **sizes)
     objective = Objective(build(config))
-    chains = {n: longest_chain(objective.model, batch(n, n).ids) for n in (8, 16, 32, 64)}
+    chains = {n: models.longest_chain(objective.model, batch(n, n).ids) for n in (8, 16, 32, 64)}
 
     def speed(tokens: int, length: int) -> float:
         device = next(objective.parameters()).device

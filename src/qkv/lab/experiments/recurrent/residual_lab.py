@@ -5,11 +5,8 @@ from __future__ import annotations
 from contextlib import ExitStack
 
 from qkv.lab.experiment import Cell, Check, Experiment, Measured, Panel, Size
-from qkv.lab.experiments.recurrent.sequence_models import (
-    block_gradients,
-    difference,
-    language_model,
-)
+from qkv.lab.experiments.recurrent import sequence_models as models
+from qkv.lab.experiments.recurrent.sequence_models import difference
 from qkv.lab.fit import fit, fit_text, validation_loss
 from qkv.lab.surgery import without_norm, without_residual
 from qkv.models import Model
@@ -43,7 +40,7 @@ def train(cell: Cell, depth: int) -> tuple[dict[int, float], float]:
     size = cell.size
     sizes = {"context": size.context, "width": size.width, "depth": depth, "heads": 2}
     name, _, residual = cell.arm.partition(" with ")
-    config = language_model(name, residual=bool(residual), **sizes)
+    config = models.language_model(name, residual=bool(residual), **sizes)
     with ExitStack() as opened:
 
         def operate(model: Model) -> None:
@@ -54,7 +51,7 @@ def train(cell: Cell, depth: int) -> tuple[dict[int, float], float]:
         model, _, _, task = fit_text(
             config, "python", 0, surgery=operate, validation_batches=1, **given
         )
-        gradients = block_gradients(model, task.training.batch(0))
+        gradients = models.block_gradients(model, task.training.batch(0))
         fit(model, task.training.batch, size.steps, rate=size.rate)
         return gradients, min(HIGHEST, validation_loss(model, task, 16))
 

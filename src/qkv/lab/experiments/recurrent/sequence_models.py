@@ -5,10 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import re
-import statistics
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from time import perf_counter
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,6 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from qkv.data.batches.batch import Batch
+from qkv.lab.fit import accuracy
+from qkv.lab.surgery import free_running
 from qkv.models import (
     RNN,
     GPTConfig,
@@ -27,7 +26,6 @@ from qkv.models import (
     TransformerConfig,
 )
 from qkv.training.objective import Objective
-from qkv.training.setup.cost import synchronize
 
 PRODUCTS = ("mm.", "addmm", "bmm", "linear", "scaled_dot_product")
 """Parts of the names of matrix products."""
@@ -102,66 +100,12 @@ def copier(width: int, vocabulary: int, attention: str) -> Model:
     )
 
 
-def bytes_kept(layer: Callable[[Tensor], Tensor], length: int, width: int) -> float:
-    """MiB that a layer keeps for the backward pass, without its input and its weights.
-
-    Args:
-        layer: A function of vectors (B, T, E).
-        length: Number of vectors.
-        width: Their width.
-
-    Returns:
-        The MiB of one sequence; memory that two tensors share counts once.
-    """
-    x = torch.zeros(1, length, width, requires_grad=True)
-    kept: dict[int, int] = {}
-
-    def pack(tensor: Tensor) -> Tensor:
-        whole = tensor if tensor._base is None else tensor._base
-        if not whole.is_leaf:  # the input and the weights are leaves
-            storage = tensor.untyped_storage()
-            kept[storage.data_ptr()] = storage.nbytes()
-
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        output = layer(x)
-
-    del output
-    return sum(kept.values()) / 2**20
-
-
-def seconds(run: Callable[..., object], *inputs: Any, repeats: int = 3) -> float:
-    """The median time of a call, after one to warm up.
-
-    Args:
-        run: What to call.
-        inputs: Its arguments; the first one's device is waited for.
-        repeats: How often the time is taken.
-
-    Returns:
-        The seconds.
-    """
-    times = []
-    for _ in range(repeats + 1):
-        synchronize(inputs[0].device)
-        start = perf_counter()
-        run(*inputs)
-        synchronize(inputs[0].device)
-        times.append(perf_counter() - start)
-
-    return statistics.median(times[1:])
-
-
-@contextmanager
-def threads(number: int) -> Iterator[None]:
-    """Compute with a number of CPU threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(number)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+@torch.no_grad()
+def copied(model: Model, batch: Batch) -> float:
+    """The fraction of tokens that are right where the model reads its own predictions."""
+    batch = free_running(model, batch)
+    logits = model(batch.source, batch.ids)  # (B, T, V)
+    return accuracy(logits[:, :-1], batch.targets[:, :-1])  # without the end token
 
 
 class Chains(TorchDispatchMode):
