@@ -137,7 +137,7 @@ PLANTED: dict[str, dict[str, dict[str, float]]] = {
         ]
     },
     "residual": {
-        arm: {residual_lab.LOSS: loss, residual_lab.GRADIENT: gradient}
+        arm: {residual_lab.LOSS: loss, residual_lab.GRADIENT: gradient, residual_lab.FALL: 1.0}
         for arm, loss, gradient in [
             ("GPT", 2.9, 0.2),
             ("GPT without norm", 3.1, -1.2),
@@ -287,6 +287,12 @@ def test_residuals_that_are_removed_from_both_arms_make_no_difference(
             cells[arm, seed] = PLANTED["residual"][arm]
 
     assert Results(experiment, experiment.small, cells).verdict == "does not hold"
+
+
+def test_gradients_alike_in_all_blocks_do_not_vanish() -> None:
+    alike = PLANTED["residual"]["GPT without norm"] | {residual_lab.FALL: 0.1}
+    planted = PLANTED["residual"] | {"GPT without norm": alike}
+    assert verdict(find("residual"), lambda arm, seed: planted[arm]) == "does not hold"
 
 
 def test_an_exploding_arm_without_larger_weights_does_not_explode() -> None:

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import torch
-
-from qkv.data.batches.batch import Batch
-from qkv.data.embedded.synthetic_batches import Split, back_batch
 from qkv.lab.experiment import Cell, Check, Experiment, Measured, Panel, Size
-from qkv.lab.experiments.recurrent.sequence_models import CELLS, difference, language_model
-from qkv.lab.fit import accuracy, fit
-from qkv.models.registry import build
+from qkv.lab.experiments.recurrent import sequence_models as models
+from qkv.lab.experiments.recurrent.sequence_models import CELLS, difference
 
 ATTENTION = "attention"
 DEEP = "attention, 4 layers"
@@ -31,9 +26,18 @@ def reach(farthest: int) -> int:
 def measure(cell: Cell) -> Measured:
     """Train one model for each distance; the answer is the token that far back."""
     farthest = cell.size.farthest
+    sizes = {"vocabulary": VOCABULARY, "context": 3 * farthest // 2, "width": cell.size.width}
+    if cell.arm in CELLS:
+        sizes["width"] *= 2
+    if cell.arm == WINDOW:
+        sizes["window"] = reach(farthest) + 1
+
+    config = models.language_model(
+        cell.arm, heads=1, position="rotary", **sizes, **MODELS[cell.arm]
+    )
     right = {}
     for distance in (1, farthest // 8, farthest // 4, farthest // 2, farthest):
-        right[distance] = train(cell, distance)
+        right[distance] = models.learn_back(cell, config, distance)
 
     return {
         "right": right,
@@ -42,33 +46,6 @@ def measure(cell: Cell) -> Measured:
         "right, farthest": right[farthest],
         "lost with distance": right[1] - right[farthest],
     }
-
-
-def train(cell: Cell, distance: int) -> float:
-    """The fraction of right answers after training."""
-    size = cell.size
-    sizes = {"vocabulary": VOCABULARY, "context": 3 * size.farthest // 2, "width": size.width}
-    if cell.arm in CELLS:
-        sizes["width"] *= 2
-    if cell.arm == WINDOW:
-        sizes["window"] = reach(size.farthest) + 1
-
-    config = language_model(cell.arm, heads=1, position="rotary", **sizes, **MODELS[cell.arm])
-    torch.manual_seed(cell.seed)
-    model = build(config).to(cell.device)
-
-    def batch(step: int, split: Split = "train") -> Batch:
-        rows = (16, sizes["context"], VOCABULARY)
-        return back_batch(cell.seed, step, *rows, distance=distance, split=split)
-
-    fit(model, batch, size.steps, rate=size.rate)
-    right = 0.0
-    for step in range(4):
-        test = batch(step, "test").to(cell.device)
-        with torch.no_grad():
-            right += accuracy(model(test.ids), test.targets) / 4
-
-    return right
 
 
 def path(arm: str, distance: int, farthest: int) -> int:

@@ -21,6 +21,7 @@ HIGHEST = 20.0
 """The loss that counts for a model whose training failed."""
 LOSS = "loss, deep"
 GRADIENT = "first block's gradient, deep"
+FALL = "fall of the gradient to the first block"
 
 
 def measure(cell: Cell) -> Measured:
@@ -31,6 +32,7 @@ def measure(cell: Cell) -> Measured:
         "loss": {cell.size.deep // 4: shallow, cell.size.deep: deep},
         "gradient": gradients,
         GRADIENT: gradients[1],
+        FALL: gradients[max(gradients)] - gradients[1],
         LOSS: deep,
     }
 
@@ -58,7 +60,7 @@ def train(cell: Cell, depth: int) -> tuple[dict[int, float], float]:
 
 EXPERIMENT = Experiment(
     name="residual",
-    claim="A deep model trained briefly has a lower loss with residual connections and layer norm.",
+    claim="Deep models learn better with residuals and norms; without norms, gradients vanish.",
     slides=("001 L104", "001 L290", "001 L291", "004 L38", "003 L22"),
     setup=(
         "Shallow and deep models predict the next character of Python code.",
@@ -81,6 +83,11 @@ EXPERIMENT = Experiment(
         Check(
             "Without norms a deep GPT's gradient is smaller (decades, first block)",
             difference(GRADIENT, BOTH, NO_NORM),
+            0.5,
+        ),
+        Check(
+            "Without norms it vanishes from the last block to the first (decades)",
+            lambda value: value(NO_NORM, FALL),
             0.5,
         ),
     ),

@@ -10,11 +10,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from qkv.data.batches.batch import Batch
-from qkv.lab.fit import accuracy
+from qkv.data.embedded.synthetic_batches import Split, back_batch
+from qkv.insight.inspect.attribution import embedding_leaves
+from qkv.lab.experiment import Cell
+from qkv.lab.fit import accuracy, fit
 from qkv.lab.surgery import free_running
 from qkv.models import (
     RNN,
@@ -25,6 +29,7 @@ from qkv.models import (
     Transformer,
     TransformerConfig,
 )
+from qkv.models.registry import build
 from qkv.training.objective import Objective
 
 PRODUCTS = ("mm.", "addmm", "bmm", "linear", "scaled_dot_product")
@@ -108,6 +113,34 @@ def copied(model: Model, batch: Batch) -> float:
     return accuracy(logits[:, :-1], batch.targets[:, :-1])  # without the end token
 
 
+def learn_back(cell: Cell, config: GPTConfig | RNNLMConfig, distance: int) -> float:
+    """Train a model to say the token so far back; the fraction of right answers afterwards.
+
+    Args:
+        cell: The seed, the device, and the settings steps and rate.
+        config: The model, with its vocabulary and its context.
+        distance: How far back the answer is.
+
+    Returns:
+        The fraction of right answers in new sequences.
+    """
+    torch.manual_seed(cell.seed)
+    model = build(config).to(cell.device)
+
+    def batch(step: int, split: Split = "train") -> Batch:
+        rows = (16, config.context, config.vocabulary)
+        return back_batch(cell.seed, step, *rows, distance=distance, split=split)
+
+    fit(model, batch, cell.size.steps, rate=cell.size.rate)
+    right = 0.0
+    for step in range(4):
+        test = batch(step, "test").to(cell.device)
+        with torch.no_grad():
+            right += accuracy(model(test.ids), test.targets) / 4
+
+    return right
+
+
 class Chains(TorchDispatchMode):
     """For each tensor, the longest chain of matrix products that led to it."""
 
@@ -184,3 +217,21 @@ def block_gradients(model: Model, batch: Batch) -> dict[int, float]:
 def decades(norm: float) -> float:
     """The logarithm to base 10, of at least 1e-30 and at most 1e30, which NaN counts as."""
     return math.log10(max(1e-30, min(1e30, norm)))
+
+
+def gradients_back(model: Model, batch: Batch) -> Tensor:
+    """Mean norm of the gradient at each token, from the last position back; (T,)."""
+    model.train()  # cuDNN's RNNs have gradients only in training mode
+    with embedding_leaves(model) as embeddings:
+        logits = model(batch.ids)[:, -1]  # (B, V)
+
+    loss = cross_entropy(logits, batch.targets[:, -1], reduction="sum")
+    norms = torch.autograd.grad(loss, embeddings)[0].norm(dim=-1).mean(0).flip(0)
+    return norms.nan_to_num(1e30).clamp(1e-30, 1e30)
+
+
+def by_distance(norms: Tensor) -> dict[int, float]:
+    """Decades at a few distances."""
+    distances = sorted({0, 1, 2, 4, 8, 16, 32, len(norms) // 2, len(norms) - 1})
+    near = [distance for distance in distances if distance < len(norms)]
+    return {distance: decades(float(norms[distance])) for distance in near}

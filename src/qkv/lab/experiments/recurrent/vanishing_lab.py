@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
-from torch.nn.functional import cross_entropy
-
-from qkv.data.batches.batch import Batch
-from qkv.insight.inspect.attribution import embedding_leaves
 from qkv.lab.experiment import Cell, Check, Experiment, Measured, Panel, Size
-from qkv.lab.experiments.recurrent.sequence_models import decades, difference, language_model
+from qkv.lab.experiments.recurrent import sequence_models as models
+from qkv.lab.experiments.recurrent.sequence_models import decades, difference
 from qkv.lab.fit import fit, fit_text
-from qkv.models import Model
 
 ATTENTION = "attention"
 LARGE = "RNN, recurrent weights x 2"
-SMALLEST, LARGEST = 1e-30, 1e30
 RECENT = 8
 
 
@@ -23,7 +16,7 @@ def measure(cell: Cell) -> Measured:
     """The gradient of the loss at the last position with respect to each token before it."""
     size = cell.size
     name = cell.arm.split(",")[0]
-    config = language_model(name, context=size.context, width=size.width, depth=1, heads=4)
+    config = models.language_model(name, context=size.context, width=size.width, depth=1, heads=4)
     given = {"seed": cell.seed, "device": cell.device, "batch_tokens": size.rows * size.context}
     model, _, _, task = fit_text(config, "python", 0, validation_batches=1, **given)
     for name, weight in model.named_parameters():
@@ -31,34 +24,16 @@ def measure(cell: Cell) -> Measured:
             weight.data.mul_(2)
 
     held_out = next(iter(task.validation.ordered())).to(cell.device)
-    start = gradients(model, held_out)
+    start = models.gradients_back(model, held_out)
     fit(model, task.training.batch, size.steps, rate=size.rate)
-    trained = gradients(model, held_out)
+    trained = models.gradients_back(model, held_out)
     return {
-        "at the start": by_distance(start),
+        "at the start": models.by_distance(start),
         "rise at the start": decades(float(start[-1])) - decades(float(start[1])),
-        "trained": by_distance(trained),
+        "trained": models.by_distance(trained),
         "fall after training": decades(float(trained[1])) - decades(float(trained[-1])),
         "share of the recent": float(trained[:RECENT].sum() / trained.sum()),
     }
-
-
-def gradients(model: Model, batch: Batch) -> Tensor:
-    """Mean norm of the gradient at each token, from the last position back; (T,)."""
-    model.train()  # cuDNN's RNNs have gradients only in training mode
-    with embedding_leaves(model) as embeddings:
-        logits = model(batch.ids)[:, -1]  # (B, V)
-
-    loss = cross_entropy(logits, batch.targets[:, -1], reduction="sum")
-    norms = torch.autograd.grad(loss, embeddings)[0].norm(dim=-1).mean(0).flip(0)
-    return norms.nan_to_num(LARGEST).clamp(SMALLEST, LARGEST)
-
-
-def by_distance(norms: Tensor) -> dict[int, float]:
-    """Decades at a few distances."""
-    distances = sorted({0, 1, 2, 4, 8, 16, 32, len(norms) // 2, len(norms) - 1})
-    near = [distance for distance in distances if distance < len(norms)]
-    return {distance: decades(float(norms[distance])) for distance in near}
 
 
 EXPERIMENT = Experiment(
