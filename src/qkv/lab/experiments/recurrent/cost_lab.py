@@ -99,13 +99,11 @@ EXPERIMENT = Experiment(
     small=Size(seeds=7, minutes=0.5, width=64, longest=2048),
     large=Size(seeds=15, minutes=3, width=128, longest=16384),
     timed=True,
-    remark=(
-        "'O(1) per layer' (004 L104) is the number of sequential steps, which `qkv lab parallel` "
-        "counts, not of operations. n^2 d leaves out the projections, 4 n d^2: with them attention "
-        "needs more operations than this RNN at every length. Attention does not reduce memory "
-        "(004 L112). At the small size, with n = 2,048 and d = 64, it keeps 33.5 MiB for the "
-        "gradient, the RNN 0.5 MiB."
-    ),
+    remark="'O(1) per layer' (004 L104) is the number of sequential steps, which `qkv lab "
+    "parallel` counts, not of operations. n^2 d leaves out the projections, 4 n d^2: with them "
+    "attention needs more operations than this RNN at every length. Attention does not reduce "
+    "memory (004 L112). At the small size, with n = 2,048 and d = 64, it keeps 33.5 MiB for the "
+    "gradient, the RNN 0.5 MiB.",
     next_steps=(
         "qkv lab cost --set width=256: where is the crossing now?",
         "qkv lab sparse: attention with a pattern that skips most pairs.",

@@ -94,10 +94,9 @@ EXPERIMENT = Experiment(
     ),
     small=Size(seeds=4, minutes=2, steps=200, farthest=32, width=32, rate=5e-3),
     large=Size(seeds=5, minutes=5, steps=1000, farthest=256, width=64, rate=3e-3),
-    remark=(
-        "'Maximum sequence length O(1)' on the slide is the path length, the right panel here. At "
-        "the farthest distance the window is at chance, whatever is learned: it does not reach it."
-    ),
+    remark="'Maximum sequence length O(1)' on the slide is the path length, the right panel "
+    "here. At the farthest distance the window is at chance, whatever is learned: it does not "
+    "reach it.",
     next_steps=(
         "qkv lab distance --set steps=1000: which arms get there with more training?",
         "qkv lab distance --set farthest=64: does attention stay level?",

@@ -103,11 +103,9 @@ EXPERIMENT = Experiment(
     small=Size(seeds=7, minutes=1.5, tokens=1024, longest=512, width=128, threads=2),
     large=Size(seeds=7, minutes=5, tokens=65536, longest=2048, width=512, threads=4),
     timed=True,
-    remark=(
-        "'O(1) per layer' (004 L104) is true of these chains: that of a GPT with 2 layers has 11 "
-        "products at every length, that of an LSTM with 2 layers gets 2 longer with each token. "
-        "An RNN can still compute many rows at once, so every step here has as many tokens."
-    ),
+    remark="'O(1) per layer' (004 L104) is true of these chains: that of a GPT with 2 layers has "
+    "11 products at every length, that of an LSTM with 2 layers gets 2 longer with each token. "
+    "An RNN can still compute many rows at once, so every step here has as many tokens.",
     next_steps=(
         "qkv lab parallel --set threads=1: is the LSTM still slower on long rows?",
         "qkv lab cost: the operations that are done at once, or one after another.",
