@@ -207,6 +207,26 @@ def test_the_arms_without_norm_have_none(monkeypatch: pytest.MonkeyPatch) -> Non
     assert without != measured(magnitude_lab, "norm after")
 
 
+@pytest.mark.parametrize("lab", [cheating_lab, joins_lab, lookup_lab])
+def test_training_that_fails_gives_the_highest_loss(
+    lab: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(model: torch.nn.Module, batch: Any, steps: int, **options: Any) -> list[float]:
+        for parameter in model.parameters():
+            parameter.data.fill_(math.nan)
+
+        options.get("every", int)(5)
+        return [math.nan] * steps
+
+    monkeypatch.setattr(lab, "fit", fail)
+    found = measured(lab, lab.EXPERIMENT.arms[-1])
+    highest = {cheating_lab: found.get("asked"), joins_lab: found.get("loss")}
+    if lab is lookup_lab:
+        highest[lab] = max(found["error"].values())  # type: ignore[union-attr]
+
+    assert highest[lab] in (50.0, 100.0)
+
+
 # What is known exactly
 
 
@@ -232,7 +252,13 @@ def test_without_positions_mirrored_sentences_agree_in_float64() -> None:
         assert_close(dog, cat, rtol=0, atol=1e-12)
         assert small_models.weight_gap(model, CPU) < 1e-15
 
+        shuffled, vectors = small_models.shuffled_vectors(model, 1, CPU)
+        assert_close(shuffled, vectors, rtol=0, atol=1e-12)
+        assert not torch.equal(vectors[0, 0], vectors[0, 1])
+
     assert small_models.weight_gap(model, CPU) > 1e-3  # the mask hides the second "big"
+    shuffled, vectors = small_models.shuffled_vectors(model, 1, CPU)
+    assert not torch.allclose(shuffled, vectors, atol=1e-3)  # and depends on the order
 
 
 def test_the_test_pairs_are_new_in_both_orders() -> None:

@@ -13,8 +13,19 @@ from qkv.data.sources.named import NAMED_SOURCES
 from qkv.lab.experiment import Cell, Experiment, Measured
 from qkv.lab.experiments import find
 from qkv.lab.experiments.recurrent import distance_lab, residual_lab
-from qkv.lab.experiments.recurrent.cost_lab import ATTENTION, PROJECTED, RNN, layer, operations
-from qkv.lab.experiments.recurrent.sequence_models import bytes_kept, language_model, longest_chain
+from qkv.lab.experiments.recurrent.layer_costs import (
+    ATTENTION,
+    PROJECTED,
+    RNN,
+    bytes_kept,
+    layer,
+    operations,
+)
+from qkv.lab.experiments.recurrent.sequence_models import (
+    decades,
+    language_model,
+    longest_chain,
+)
 from qkv.lab.lab_results import Results
 from qkv.lab.surgery import without_residual
 from qkv.models import GPT, GPTConfig, RNNLanguageModel, RNNLMConfig
@@ -122,11 +133,11 @@ PLANTED: dict[str, dict[str, dict[str, float]]] = {
             ("GRU", 0.3, 0.1),
             ("attention", 1, 1),
             ("attention, 4 layers", 1, 0.8),
-            ("window of 8, 4 layers", 0.1, 0.1),
+            ("window, 4 layers", 0.1, 0.1),
         ]
     },
     "residual": {
-        arm: {residual_lab.LOSS: loss, residual_lab.GRADIENT: gradient}
+        arm: {residual_lab.LOSS: loss, residual_lab.GRADIENT: gradient, residual_lab.FALL: 1.0}
         for arm, loss, gradient in [
             ("GPT", 2.9, 0.2),
             ("GPT without norm", 3.1, -1.2),
@@ -227,7 +238,7 @@ def test_a_window_reaches_as_far_as_its_path(distance: int, reached: bool) -> No
             depth=2,
             heads=1,
             position="rotary",
-            window=distance_lab.REACH + 1,
+            window=distance_lab.reach(32) + 1,
         )
     ).double()
     ids = torch.arange(20).unsqueeze(0) % 8
@@ -236,7 +247,27 @@ def test_a_window_reaches_as_far_as_its_path(distance: int, reached: bool) -> No
     changed = not torch.equal(model(ids % 8)[0, -1], model(other % 8)[0, -1])
 
     assert changed is reached
-    assert (distance_lab.path(distance_lab.WINDOW, distance) <= 2) is reached
+    assert (distance_lab.path(distance_lab.WINDOW, distance, 32) <= 2) is reached
+
+
+@pytest.mark.parametrize("farthest", [16, 32, 64, 256])
+def test_four_layers_with_a_window_reach_half_way_and_not_the_farthest(farthest: int) -> None:
+    assert distance_lab.path(distance_lab.WINDOW, farthest // 2, farthest) <= 4
+    assert distance_lab.path(distance_lab.WINDOW, farthest, farthest) > 4
+
+
+def test_norms_that_are_not_numbers_count_as_exploded() -> None:
+    assert decades(1e-3) == pytest.approx(-3)
+    assert decades(0.0) == -30
+    assert decades(math.inf) == decades(math.nan) == 30
+
+
+@pytest.mark.parametrize("loss", [math.nan, math.inf])
+def test_a_model_whose_training_failed_has_the_highest_loss(
+    loss: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(residual_lab, "validation_loss", lambda *arguments: loss)
+    assert tiny("residual", residual_lab.BOTH)[residual_lab.LOSS] == residual_lab.HIGHEST
 
 
 # A model that contradicts the claim
@@ -256,6 +287,12 @@ def test_residuals_that_are_removed_from_both_arms_make_no_difference(
             cells[arm, seed] = PLANTED["residual"][arm]
 
     assert Results(experiment, experiment.small, cells).verdict == "does not hold"
+
+
+def test_gradients_alike_in_all_blocks_do_not_vanish() -> None:
+    alike = PLANTED["residual"]["GPT without norm"] | {residual_lab.FALL: 0.1}
+    planted = PLANTED["residual"] | {"GPT without norm": alike}
+    assert verdict(find("residual"), lambda arm, seed: planted[arm]) == "does not hold"
 
 
 def test_an_exploding_arm_without_larger_weights_does_not_explode() -> None:

@@ -144,6 +144,35 @@ def test_all_models_spend_the_same_flops(monkeypatch: pytest.MonkeyPatch) -> Non
         assert list(measured["BLEU"]) == [5.0, 10.0]  # type: ignore[arg-type]
 
 
+def test_a_transformer_that_learns_nothing_does_not_need_fewer_steps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reached = {table2_lab.RIVAL: 60.0, table2_lab.NEW: 10.0}
+
+    def record(cell: Cell, config: Any, steps: int, **options: Any) -> Any:
+        return tr.Followed([], {steps // 2: 1.0, steps: reached[cell.arm]})
+
+    monkeypatch.setattr(tr, "follow", record)
+    monkeypatch.setattr(tr, "bleu_of", lambda *arguments: 60.0)
+
+    def effect(name: str) -> float:
+        found = {}
+        for arm in reached:
+            found[arm] = table2_lab.measure(tiny_cell("table2", arm, budget=1e10))[name]
+
+        return found[table2_lab.RIVAL] - found[table2_lab.NEW]  # type: ignore[operator]
+
+    assert -0.3 < effect(table2_lab.STEPS) < 0  # the RNN reaches 50 before its last step
+    assert effect(table2_lab.FLOPS) < 0
+
+    reached[table2_lab.RIVAL] = 10.0  # neither
+    assert effect(table2_lab.STEPS) == pytest.approx(0, abs=0.01)
+    assert effect(table2_lab.FLOPS) == pytest.approx(0, abs=0.02)
+
+    reached[table2_lab.NEW] = 60.0  # the Transformer only
+    assert effect(table2_lab.STEPS) > 0.5
+
+
 def test_a_curve_needs_a_step_for_each_point() -> None:
     with pytest.raises(ValueError, match="points: 2 points need as many steps, and RNN has 0"):
         table2_lab.measure(tiny_cell("table2", "RNN", budget=1.0))
@@ -170,10 +199,10 @@ def test_fixed_connections_are_counted_by_hand(monkeypatch: pytest.MonkeyPatch) 
     assert turkish.alignment(sentences[0]) == [0, 2, 1]
     assert turkish.alignment(sentences[1]) == [1, 3, 4, 2]
     monkeypatch.setattr(tr, "chosen_pairs", lambda *a: [(text, "") for text in sentences])
-    alignment_lab.usual_places.cache_clear()
-    assert alignment_lab.fixed_accuracy(True, 2) == 1 / 7
-    assert alignment_lab.fixed_accuracy(False, 2) == 1.0
-    alignment_lab.usual_places.cache_clear()
+    tr.usual_places.cache_clear()
+    assert tr.fixed_accuracy(True, 2) == 1 / 7
+    assert tr.fixed_accuracy(False, 2) == 1.0
+    tr.usual_places.cache_clear()
 
 
 def planted_attention(model: Model, english: str) -> Any:
@@ -331,6 +360,7 @@ FOLLOWS: dict[str, dict[str, dict[str, float]]] = {
     },
     "scores": {
         "no attention": {"final BLEU": 30},
+        "best fixed": {"aligned words": 0.48},
         **{
             arm: {"final BLEU": 80, "aligned words": 0.9}
             for arm in ("dot", "scaled dot", "general", "additive")
@@ -352,7 +382,7 @@ FOLLOWS: dict[str, dict[str, dict[str, float]]] = {
         "greedy": {"BLEU": 90},
         sampling_lab.COOL: {"BLEU": 85, tr.VARIETY: 2},
         sampling_lab.USUAL: {"BLEU": 60, tr.VARIETY: 5, "rejected": 0.06},
-        sampling_lab.HOT: {"BLEU": 5, tr.VARIETY: 10},
+        sampling_lab.HOT: {"BLEU": 5, tr.VARIETY: 10, "rejected": 0.8},
     },
 }  # fmt: skip
 SWAPPED = {
@@ -389,3 +419,15 @@ def test_wrong_frequencies_alone_overturn_the_verdict_on_sampling() -> None:
     wrong = {arm: dict(numbers) for arm, numbers in FOLLOWS["sampling"].items()}
     wrong[sampling_lab.USUAL]["rejected"] = 0.6
     assert planted(find("sampling"), wrong).verdict == "does not hold"
+
+    # A model so sure that the test can reject nothing
+    for arm in sampling_lab.TEMPERATURES:
+        wrong[arm]["rejected"] = 0.0
+
+    assert planted(find("sampling"), wrong).verdict == "does not hold"
+
+
+def test_fixed_connections_as_good_as_a_score_overturn_the_verdict_on_scores() -> None:
+    equal = dict(FOLLOWS["scores"])
+    equal["best fixed"] = {"aligned words": 0.9}
+    assert planted(find("scores"), equal).verdict == "does not hold"

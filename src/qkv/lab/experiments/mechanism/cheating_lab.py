@@ -19,6 +19,7 @@ from qkv.models import GPT, GPTConfig
 ARMS: dict[str, Surgery] = {"with mask": nullcontext, "without mask": unmasked_training}
 VOCABULARY = 32
 CHANCE = log(VOCABULARY)
+HIGHEST = 50.0
 
 
 def measure(cell: Cell) -> Measured:
@@ -41,9 +42,9 @@ def measure(cell: Cell) -> Measured:
     curve = {}
     for step in range(0, size.steps, tenth):
         part = losses[step : step + tenth]
-        curve[step + len(part)] = sum(part) / len(part)
+        curve[step + len(part)] = min(HIGHEST, sum(part) / len(part))
 
-    return {"training loss": curve, "last": curve[max(curve)], "asked": min(float(asked), 50.0)}
+    return {"training loss": curve, "last": curve[max(curve)], "asked": min(HIGHEST, float(asked))}
 
 
 EXPERIMENT = Experiment(
@@ -82,8 +83,8 @@ EXPERIMENT = Experiment(
     ),
     small=Size(seeds=5, minutes=0.3, steps=300, width=32, length=32),
     large=Size(seeds=10, minutes=2, steps=2000, width=128, length=128),
-    remark="Random tokens make cheating visible at once. In 300 steps on real text a model without "
-    "mask is hardly better (2.07 against 2.10 nats), since it has yet to learn to copy.",
+    remark="Random tokens make cheating visible at once. In a short trial on real text, a model "
+    "without mask was hardly better than one with it; it may have had yet to learn to copy.",
     next_steps=(
         "qkv lab mask: scores and weights with and without the mask.",
         "qkv look smollm2 'the quick brown fox' --mask none: a trained model without its mask.",

@@ -42,7 +42,7 @@ def train(cell: Cell, magnitude: int) -> tuple[float, float]:
         with torch.no_grad():
             logits = answer_logits(model, task.test)
 
-    return max(first, 1e-12), accuracy(logits, task.test[:, 0].to(cell.device))
+    return max(1e-12, min(1e12, first)), accuracy(logits, task.test[:, 0].to(cell.device))
 
 
 def measure(cell: Cell) -> Measured:
@@ -88,9 +88,9 @@ EXPERIMENT = Experiment(
     ),
     small=Size(seeds=5, minutes=1.2, steps=200, width=32, depth=2),
     large=Size(seeds=5, minutes=3, steps=1000, width=128, depth=6),
-    remark="The slide is right that the derivative of the softmax vanishes, that training is slow "
-    "and that layer norm helps. But with cross-entropy the gradient does not vanish: for a wrong "
-    "answer it stays near -1, however saturated the softmax is. With squared error it vanishes. "
-    "Norms before the sublayers do not help: the residual stream stays as large as it was.",
+    remark="The derivative of a saturated softmax vanishes, but the gradient of cross-entropy does "
+    "not: for a wrong answer it is near -1 at the right token's logit. With squared error it does "
+    "vanish. At the small size large embeddings train slowly with either, and norms before the "
+    "sublayers do not help: they may not, since the residual stream stays as large as it was.",
     next_steps=("qkv lab residual: norms and depth.", "qkv lab norm-and-warmup"),
 )

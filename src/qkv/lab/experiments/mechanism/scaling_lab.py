@@ -71,9 +71,9 @@ EXPERIMENT = Experiment(
     large=Size(
         seeds=5, minutes=5, steps=1000, width=64, length=12, rate=1e-3, head_widths=(16, 128, 1024)
     ),
-    remark="The derivative of the softmax is small without scaling, as the slide says, but the "
-    "gradient of W_q and W_k is larger, not smaller: 0.1 against 0.006 at the start, with heads of "
-    "256. At a learning rate of 0.001 both learn, so the effect is easily missed.",
+    remark="A small derivative of the softmax does not mean a small gradient of W_q and W_k. At "
+    "the small size, with heads of 256, theirs is larger without scaling: 0.1 against 0.006 at the "
+    "start. At the small size both learn at a rate of 0.001, so the effect is easily missed.",
     next_steps=(
         "qkv lab scaling --set length=12: in a harder task narrow heads need scaling, too.",
         "qkv lab scaling --set steps=1000: do unscaled heads learn if they get more steps?",

@@ -136,6 +136,15 @@ def answer_error(
     return (logits.softmax(-1) - right).square().sum(-1).mean()
 
 
+def shuffled_vectors(
+    model: Model, seed: int, device: torch.device
+) -> tuple[Float[Tensor, "1 T E"], Float[Tensor, "1 T E"]]:
+    """The vectors of shuffled tokens, and the vectors of the same tokens, shuffled afterwards."""
+    ids = behind(torch.tensor([[6, 7]])).to(device)
+    order = torch.randperm(ids.shape[1], generator=torch.Generator().manual_seed(seed)).to(device)
+    return model.hidden(ids[:, order]), model.hidden(ids)[:, order]
+
+
 def weight_gap(model: Model, device: torch.device) -> float:
     """How much the weights of dog on the two words "big" differ, at most over all heads."""
     weights: list[Tensor] = []

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import torch
-
 from qkv.data.batches.batch import Batch
 from qkv.data.embedded.synthetic_batches import copy_batch
 from qkv.lab.experiment import Cell, Check, Experiment, Measured, Panel, Size
-from qkv.lab.experiments.recurrent.sequence_models import copier, difference
-from qkv.lab.fit import accuracy, fit
-from qkv.lab.surgery import free_running
-from qkv.models import Model
+from qkv.lab.experiments.recurrent.sequence_models import copied, copier, difference
+from qkv.lab.fit import fit
 
 NARROW = "GRU, a quarter as wide"
 EQUAL = "GRU"
@@ -38,19 +34,11 @@ def measure(cell: Cell) -> Measured:
     fit(model, batch, size.steps, rate=size.rate)
     curve = {}
     for length in (size.longest // 8, size.longest // 4, size.longest // 2, size.longest):
-        curve[length] = copied(model, cell, length)
+        test = copy_batch(cell.seed, 0, 100, length, VOCABULARY, split="test")
+        curve[length] = copied(model, test.to(cell.device))
 
     first, *_, last = curve.values()
     return {"copied": curve, "copied, longest": last, "lost with length": first - last}
-
-
-@torch.no_grad()
-def copied(model: Model, cell: Cell, length: int) -> float:
-    """The fraction of tokens that are right where the model reads its own predictions."""
-    batch = copy_batch(cell.seed, 0, 100, length, VOCABULARY, split="test")
-    batch = free_running(model, batch.to(cell.device))
-    logits = model(batch.source, batch.ids)  # (B, T, V)
-    return accuracy(logits[:, :-1], batch.targets[:, :-1])  # without the end token
 
 
 EXPERIMENT = Experiment(
@@ -86,8 +74,8 @@ EXPERIMENT = Experiment(
     small=Size(seeds=4, minutes=1.5, steps=300, width=64, longest=16, rate=3e-3),
     large=Size(seeds=5, minutes=4, steps=3000, width=256, longest=64, rate=1e-3),
     remark=(
-        "What fits through a vector also depends on training: with more steps every line rises, "
-        "and the one without attention rises last."
+        "What fits through a vector also depends on training: a model without attention may only "
+        "need more steps. The first next step tells."
     ),
     next_steps=(
         "qkv lab bottleneck --set steps=1000: how much of the gap is a matter of training?",

@@ -6,32 +6,15 @@ from collections.abc import Callable
 from math import log2
 
 import torch
-from torch import Tensor
-from torch.utils.flop_counter import FlopCounterMode
 
 from qkv.lab.experiment import Cell, Check, Experiment, Measured, Panel, Size
-from qkv.lab.experiments.recurrent.sequence_models import bytes_kept, difference, seconds
-from qkv.nn.attention import attend
-from qkv.nn.attention.multi_head import MultiHeadAttention
-from qkv.nn.recurrent import Recurrent
+from qkv.lab.experiments.recurrent import layer_costs as costs
+from qkv.lab.experiments.recurrent.layer_costs import ATTENTION, PROJECTED, RNN
+from qkv.lab.experiments.recurrent.sequence_models import difference
 
-ATTENTION = "attention"
-PROJECTED = "attention with projections"
-RNN = "RNN"
+CPU = torch.device("cpu")
 COUNTED = 2048
 """The longest sequence of which operations and bytes are counted."""
-
-
-def layer(arm: str, width: int, device: torch.device) -> Callable[[Tensor], Tensor]:
-    """The layer of an arm, all of it eager."""
-    if arm == ATTENTION:
-        return lambda x: attend(x, x, x, need_weights=True)[0]
-    if arm == PROJECTED:
-        projected = MultiHeadAttention(width, heads=1).to(device)
-        return lambda x: projected(x, need_weights=True)[0]
-
-    recurrent = Recurrent("rnn", width, width, 1).to(device)
-    return lambda x: recurrent(x)[0]
 
 
 def measure(cell: Cell) -> Measured:
@@ -39,13 +22,14 @@ def measure(cell: Cell) -> Measured:
     width, longest = cell.size.width, cell.size.longest
     counted = min(longest, COUNTED)
     lengths = [2**power for power in range(4, int(log2(longest)) + 1)]
-    by_length = {n: operations(cell.arm, n, width) for n in lengths if n <= counted}
-    by_width = {d: operations(cell.arm, width, d) for d in (width // 4, width // 2, width)}
-    kept = {n: bytes_kept(layer(cell.arm, width, torch.device("cpu")), n, width) for n in by_length}
-    timed = layer(cell.arm, width, cell.device)
+    by_length = {n: costs.operations(cell.arm, n, width) for n in lengths if n <= counted}
+    by_width = {d: costs.operations(cell.arm, width, d) for d in (width // 4, width // 2, width)}
+    counted_layer = costs.layer(cell.arm, width, CPU)
+    kept = {n: costs.bytes_kept(counted_layer, n, width) for n in by_length}
+    timed = costs.layer(cell.arm, width, cell.device)
     with torch.no_grad():
         inputs = {n: torch.randn(1, n, width, device=cell.device) for n in lengths}
-        time = {n: 1e3 * seconds(timed, x) for n, x in inputs.items()}
+        time = {n: 1e3 * costs.seconds(timed, x) for n, x in inputs.items()}
 
     return {
         "operations": by_length,
@@ -59,15 +43,6 @@ def measure(cell: Cell) -> Measured:
         "doublings of time": log2(time[longest] / time[longest // 2]),
         "log2 MiB kept, longest": log2(kept[counted]),
     }
-
-
-def operations(arm: str, length: int, width: int) -> float:
-    """Multiply-adds of all matrix products."""
-    run = layer(arm, width, torch.device("cpu"))
-    with FlopCounterMode(display=False) as counter:
-        run(torch.zeros(1, length, width))
-
-    return counter.get_total_flops() / 2
 
 
 def off_theory(value: Callable[..., float]) -> float:
@@ -124,12 +99,11 @@ EXPERIMENT = Experiment(
     small=Size(seeds=7, minutes=0.5, width=64, longest=2048),
     large=Size(seeds=15, minutes=3, width=128, longest=16384),
     timed=True,
-    remark=(
-        "'O(1) per layer' (004 L104) is the number of sequential steps, which `qkv lab parallel` "
-        "counts, not of operations. n^2 d leaves out the projections, 4 n d^2: with them attention "
-        "needs more operations than this RNN at every length. Attention does not reduce memory "
-        "(004 L112): at n = 2,048, d = 64 it keeps 33.5 MiB for the gradient, the RNN 0.5 MiB."
-    ),
+    remark="'O(1) per layer' (004 L104) is the number of sequential steps, which `qkv lab "
+    "parallel` counts, not of operations. n^2 d leaves out the projections, 4 n d^2: with them "
+    "attention needs more operations than this RNN at every length. Attention does not reduce "
+    "memory (004 L112). At the small size, with n = 2,048 and d = 64, it keeps 33.5 MiB for the "
+    "gradient, the RNN 0.5 MiB.",
     next_steps=(
         "qkv lab cost --set width=256: where is the crossing now?",
         "qkv lab sparse: attention with a pattern that skips most pairs.",

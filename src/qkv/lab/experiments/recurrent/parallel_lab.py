@@ -7,13 +7,9 @@ from math import log2
 from qkv.data.batches.batch import Batch
 from qkv.data.embedded.synthetic_batches import random_batch
 from qkv.lab.experiment import Cell, Check, Experiment, Measured, Panel, Size
-from qkv.lab.experiments.recurrent.sequence_models import (
-    difference,
-    language_model,
-    longest_chain,
-    seconds,
-    threads,
-)
+from qkv.lab.experiments.recurrent import sequence_models as models
+from qkv.lab.experiments.recurrent.layer_costs import seconds, threads
+from qkv.lab.experiments.recurrent.sequence_models import difference
 from qkv.models.registry import build
 from qkv.training.objective import Objective
 
@@ -32,9 +28,9 @@ def measure(cell: Cell) -> Measured:
     depth, heads, factor = SHAPES[cell.arm]
     width = 4 * round(factor * size.width / 4)
     sizes = {"vocabulary": VOCABULARY, "context": size.longest, "width": width}
-    config = language_model(cell.arm, depth=depth, heads=heads, **sizes)
+    config = models.language_model(cell.arm, depth=depth, heads=heads, **sizes)
     objective = Objective(build(config))
-    chains = {n: longest_chain(objective.model, batch(n, n).ids) for n in (8, 16, 32, 64)}
+    chains = {n: models.longest_chain(objective.model, batch(n, n).ids) for n in (8, 16, 32, 64)}
 
     def speed(tokens: int, length: int) -> float:
         device = next(objective.parameters()).device
@@ -107,11 +103,9 @@ EXPERIMENT = Experiment(
     small=Size(seeds=7, minutes=1.5, tokens=1024, longest=512, width=128, threads=2),
     large=Size(seeds=7, minutes=5, tokens=65536, longest=2048, width=512, threads=4),
     timed=True,
-    remark=(
-        "'O(1) per layer' (004 L104) is true of these chains: that of a GPT with 2 layers has 11 "
-        "products at every length, that of an LSTM with 2 layers gets 2 longer with each token. "
-        "An RNN can still compute many rows at once, so every step here has as many tokens."
-    ),
+    remark="'O(1) per layer' (004 L104) is true of these chains: that of a GPT with 2 layers has "
+    "11 products at every length, that of an LSTM with 2 layers gets 2 longer with each token. "
+    "An RNN can still compute many rows at once, so every step here has as many tokens.",
     next_steps=(
         "qkv lab parallel --set threads=1: is the LSTM still slower on long rows?",
         "qkv lab cost: the operations that are done at once, or one after another.",

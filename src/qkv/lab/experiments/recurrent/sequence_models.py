@@ -5,18 +5,21 @@ from __future__ import annotations
 import copy
 import math
 import re
-import statistics
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from time import perf_counter
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from qkv.data.batches.batch import Batch
+from qkv.data.embedded.synthetic_batches import Split, back_batch
+from qkv.insight.inspect.attribution import embedding_leaves
+from qkv.lab.experiment import Cell
+from qkv.lab.fit import accuracy, fit
+from qkv.lab.surgery import free_running
 from qkv.models import (
     RNN,
     GPTConfig,
@@ -26,8 +29,8 @@ from qkv.models import (
     Transformer,
     TransformerConfig,
 )
+from qkv.models.registry import build
 from qkv.training.objective import Objective
-from qkv.training.setup.cost import synchronize
 
 PRODUCTS = ("mm.", "addmm", "bmm", "linear", "scaled_dot_product")
 """Parts of the names of matrix products."""
@@ -102,66 +105,40 @@ def copier(width: int, vocabulary: int, attention: str) -> Model:
     )
 
 
-def bytes_kept(layer: Callable[[Tensor], Tensor], length: int, width: int) -> float:
-    """MiB that a layer keeps for the backward pass, without its input and its weights.
+@torch.no_grad()
+def copied(model: Model, batch: Batch) -> float:
+    """The fraction of tokens that are right where the model reads its own predictions."""
+    batch = free_running(model, batch)
+    logits = model(batch.source, batch.ids)  # (B, T, V)
+    return accuracy(logits[:, :-1], batch.targets[:, :-1])  # without the end token
+
+
+def learn_back(cell: Cell, config: GPTConfig | RNNLMConfig, distance: int) -> float:
+    """Train a model to say the token so far back; the fraction of right answers afterwards.
 
     Args:
-        layer: A function of vectors (B, T, E).
-        length: Number of vectors.
-        width: Their width.
+        cell: The seed, the device, and the settings steps and rate.
+        config: The model, with its vocabulary and its context.
+        distance: How far back the answer is.
 
     Returns:
-        The MiB of one sequence; memory that two tensors share counts once.
+        The fraction of right answers in new sequences.
     """
-    x = torch.zeros(1, length, width, requires_grad=True)
-    kept: dict[int, int] = {}
+    torch.manual_seed(cell.seed)
+    model = build(config).to(cell.device)
 
-    def pack(tensor: Tensor) -> Tensor:
-        whole = tensor if tensor._base is None else tensor._base
-        if not whole.is_leaf:  # the input and the weights are leaves
-            storage = tensor.untyped_storage()
-            kept[storage.data_ptr()] = storage.nbytes()
+    def batch(step: int, split: Split = "train") -> Batch:
+        rows = (16, config.context, config.vocabulary)
+        return back_batch(cell.seed, step, *rows, distance=distance, split=split)
 
-        return tensor
+    fit(model, batch, cell.size.steps, rate=cell.size.rate)
+    right = 0.0
+    for step in range(4):
+        test = batch(step, "test").to(cell.device)
+        with torch.no_grad():
+            right += accuracy(model(test.ids), test.targets) / 4
 
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        output = layer(x)
-
-    del output
-    return sum(kept.values()) / 2**20
-
-
-def seconds(run: Callable[..., object], *inputs: Any, repeats: int = 3) -> float:
-    """The median time of a call, after one to warm up.
-
-    Args:
-        run: What to call.
-        inputs: Its arguments; the first one's device is waited for.
-        repeats: How often the time is taken.
-
-    Returns:
-        The seconds.
-    """
-    times = []
-    for _ in range(repeats + 1):
-        synchronize(inputs[0].device)
-        start = perf_counter()
-        run(*inputs)
-        synchronize(inputs[0].device)
-        times.append(perf_counter() - start)
-
-    return statistics.median(times[1:])
-
-
-@contextmanager
-def threads(number: int) -> Iterator[None]:
-    """Compute with a number of CPU threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(number)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+    return right
 
 
 class Chains(TorchDispatchMode):
@@ -221,7 +198,8 @@ def block_gradients(model: Model, batch: Batch) -> dict[int, float]:
         batch: A batch to take the loss of.
 
     Returns:
-        The logarithm to base 10 of the gradient's norm, of at least 1e-30.
+        The logarithm to base 10 of the gradient's norm, between 1e-30 and 1e30; the norm of a
+        gradient that is not a number counts as 1e30.
     """
     loss = Objective(model)(batch.to(next(model.parameters()).device))
     (loss / batch.count).backward()
@@ -233,4 +211,27 @@ def block_gradients(model: Model, batch: Batch) -> dict[int, float]:
             squares[block] = squares.get(block, 0.0) + float(weight.grad.square().sum())
 
     model.zero_grad()
-    return {block: math.log10(max(square**0.5, 1e-30)) for block, square in squares.items()}
+    return {block: decades(square**0.5) for block, square in squares.items()}
+
+
+def decades(norm: float) -> float:
+    """The logarithm to base 10, of at least 1e-30 and at most 1e30, which NaN counts as."""
+    return math.log10(max(1e-30, min(1e30, norm)))
+
+
+def gradients_back(model: Model, batch: Batch) -> Tensor:
+    """Mean norm of the gradient at each token, from the last position back; (T,)."""
+    model.train()  # cuDNN's RNNs have gradients only in training mode
+    with embedding_leaves(model) as embeddings:
+        logits = model(batch.ids)[:, -1]  # (B, V)
+
+    loss = cross_entropy(logits, batch.targets[:, -1], reduction="sum")
+    norms = torch.autograd.grad(loss, embeddings)[0].norm(dim=-1).mean(0).flip(0)
+    return norms.nan_to_num(1e30).clamp(1e-30, 1e30)
+
+
+def by_distance(norms: Tensor) -> dict[int, float]:
+    """Decades at a few distances."""
+    distances = sorted({0, 1, 2, 4, 8, 16, 32, len(norms) // 2, len(norms) - 1})
+    near = [distance for distance in distances if distance < len(norms)]
+    return {distance: decades(float(norms[distance])) for distance in near}

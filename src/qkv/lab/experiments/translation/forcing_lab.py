@@ -75,8 +75,8 @@ EXPERIMENT = Experiment(
     ),
     small=Size(seeds=4, minutes=2.5, width=64, steps=480, points=8, sentences=200),
     large=Size(seeds=6, minutes=4, width=128, steps=400, points=10, sentences=1000),
-    remark="The lecture only names the technique. The curve of half and half tells if a mixture "
-    "is a compromise: in a first trial with one seed it learned as fast as teacher forcing.",
+    remark="The lecture only names the technique. The curve of half and half tells if a mixture is "
+    "a compromise.",
     next_steps=(
         "qkv lab forcing --set steps=1000: does free-running catch up?",
         "Does half and half make fewer errors late in the sentence than teacher forcing?",

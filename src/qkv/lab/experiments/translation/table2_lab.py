@@ -1,4 +1,4 @@
-"""Table 2: does the Transformer translate better for a fraction of the training cost?"""
+"""Table 2: does the Transformer translate better, and learn it with fewer FLOPs?"""
 
 from __future__ import annotations
 
@@ -31,6 +31,10 @@ def measure(cell: Cell) -> Measured:
     rate = RATES[cell.arm]
     models, by_step = tr.follow(cell, config, steps, members=members, rate=rate)
     step = tr.first_crossing(by_step, LEVEL)
+    equal_steps = step
+    if max(by_step.values()) < LEVEL:  # as late as the rival's last step at least
+        equal_steps = max(step, size.budget / tr.flops_per_step(tr.rnn(size.width)))
+
     shares = [size.budget * point / size.points / 1e9 for point in range(1, size.points + 1)]
     final = by_step[steps]
     return {
@@ -38,19 +42,20 @@ def measure(cell: Cell) -> Measured:
         FINAL: final,
         LOST: tr.bleu_of(models, size.sentences, "valid") - final,
         FLOPS: math.log2(step * per_step),
-        STEPS: math.log2(step),
+        STEPS: math.log2(equal_steps),
     }
 
 
 EXPERIMENT = Experiment(
     name="table2",
-    claim="The Transformer reaches a better BLEU than RNNs for a fraction of the training cost.",
+    claim="A Transformer reaches a better BLEU than RNNs, and needs fewer FLOPs to get there.",
     slides=("000 L102", "000 L14", "004 L113"),
     setup=(
         "English to Turkish; in the test sentences no noun occurs with its verb as in training.",
         "GRU encoder-decoders without and with additive attention, two that translate together, "
         "and a Transformer with 2 + 2 layers: equal width.",
         "Each gets the same FLOPs (the count of `qkv train`); two models get half each.",
+        "Who never reaches BLEU 50 counts as if at the end, and not before the RNN's last step.",
         "Learning rates: the best of 0.001, 0.003 and 0.01 for each model, with another seed.",
         "BLEU of greedy translations along the way; right: the ten rows of the lecture's table.",
     ),
@@ -69,10 +74,10 @@ EXPERIMENT = Experiment(
     ),
     small=Size(seeds=4, minutes=2, width=64, budget=3.2e11, points=8, sentences=200),
     large=Size(seeds=8, minutes=4, width=128, budget=2.2e12, points=10, sentences=1000),
-    remark="Compared with the RNN with attention, the Transformer needs about half as many steps, "
-    "but each costs 2.7 times as many FLOPs, so on short sentences it saves none. FLOPs also leave "
-    "out that the steps of an RNN wait for each other. In the lecture's table the base model costs "
-    "a third of the cheapest rival into German, and is below all rivals into French (38.1).",
+    remark="At the small size a step of the Transformer costs 2.7 times as many FLOPs as one of "
+    "the RNN with attention, so it saves FLOPs only if it needs far fewer steps. FLOPs leave out "
+    "that the steps of an RNN wait for each other. In the lecture's table the base model costs a "
+    "third of the cheapest rival into German, and is below all rivals into French (38.1).",
     next_steps=(
         "qkv lab table2 --set width=128 --set budget=1e12: does a wider Transformer gain more?",
         "qkv train transformer --data turkish: the line `training cost (FLOPs)` is this x axis.",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
@@ -36,6 +37,8 @@ FEWEST_EXPECTED = 5
 """Expected draws below which the chi-square test joins tokens."""
 TranslatorConfig = RNNConfig | TransformerConfig
 VARIETY = "different translations"
+FIXED = "best fixed"
+"""The arm whose connections are set in advance, for alignment."""
 Scores = dict[str, float]
 LONGEST = 20
 """Tokens of a translation at most; the longest reference has 8 words."""
@@ -370,6 +373,28 @@ def chi_square_p(
 
 
 # Alignment
+
+
+@cache
+def usual_places() -> dict[tuple[int, int], Counter[int]]:
+    """Where the source of word t is, in training sentences with so many English words."""
+    places: dict[tuple[int, int], Counter[int]] = defaultdict(Counter)
+    for english, _ in chosen_pairs(10_000, "train"):
+        for t, s in enumerate(turkish.alignment(english)):
+            places[t, len(english.split())][s] += 1
+
+    return places
+
+
+def fixed_accuracy(diagonal: bool, sentences: int) -> float:
+    """Words whose source is found by connecting place t to place t, or to its most usual one."""
+    right = []
+    for english, _ in chosen_pairs(sentences, "test"):
+        for t, s in enumerate(turkish.alignment(english)):
+            usual = usual_places()[t, len(english.split())].most_common(1) or [(t, 0)]
+            right.append(s == (t if diagonal else usual[0][0]))
+
+    return sum(right) / len(right)
 
 
 def alignment_accuracy(model: Model, sentences: int) -> dict[str, float]:
