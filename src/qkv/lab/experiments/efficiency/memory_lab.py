@@ -21,27 +21,24 @@ PARTS, RECOMPUTE = "accumulation, 4 micro-batches", "gradient checkpointing"
 
 def measure(cell: Cell) -> Measured:
     """Count what the forward pass keeps; train some steps and time them."""
+    size = cell.size
     parts = 4 if cell.arm in (PARTS, ALL) else 1
-    meta = torch.device("meta")
-    counted = objective_of(cell, meta)
-    kept = kept_bytes(counted, batch(cell, 0).split(parts)[0].to(meta))
+    objective = objective_of(cell)
+    kept = kept_bytes(objective, batch(cell, 0).split(parts)[0].to(cell.device))
     if cell.arm == ALL:  # the blocks' bf16 weights, which checkpointing holds unseen by hooks
-        kept += 2 * sum(weight.numel() for weight in counted.model.stack.parameters())
+        kept += 2 * sum(weight.numel() for weight in objective.model.stack.parameters())
 
-    torch.manual_seed(cell.seed)
-    losses, seconds = timed_steps(
-        objective_of(cell, cell.device), partial(batch, cell), cell.size.steps, cell.device, parts
-    )
+    losses, seconds = timed_steps(objective, partial(batch, cell), size.steps, cell.device, parts)
     return {"kept": kept / 2**20, "time": median(seconds), "loss": fmean(losses[-5:])}
 
 
-def objective_of(cell: Cell, device: torch.device) -> Objective:
+def objective_of(cell: Cell) -> Objective:
     """A GPT with its loss, in the arm's precision and with the arm's checkpointing."""
     size = cell.size
     precision: Precision = "bf16" if cell.arm in (HALF, ALL) else "float32"
-    check_precision(precision, device)
+    check_precision(precision, cell.device)
     sizes = {"width": size.width, "depth": size.depth, "heads": size.width // 32}
-    model = GPT(GPTConfig(vocabulary=256, context=size.context, **sizes)).to(device)
+    model = GPT(GPTConfig(vocabulary=256, context=size.context, **sizes)).to(cell.device)
     if cell.arm in (RECOMPUTE, ALL):
         recompute_blocks(model)
 

@@ -51,7 +51,7 @@ def gain(value: Callable[..., float], part: str) -> float:
 
 EXPERIMENT = Experiment(
     name="segments",
-    claim="A memory of earlier segments helps, most of all at the start of a segment.",
+    claim="A memory of earlier segments helps at the start of a segment, where context is short.",
     slides=("002 L92",),
     setup=(
         "GPTs with relative positions read Python code in segments, character by character.",
@@ -79,6 +79,8 @@ EXPERIMENT = Experiment(
     large=Size(
         seeds=4, minutes=4, steps=2000, width=192, depth=4, context=64, batch_tokens=8192, texts=500
     ),
+    remark="At the small size only the start gains: 2.12 nats without, 2.04 with a memory of one "
+    "segment; in the rest 2.01 and 2.02. Two segments were no better than one.",
     next_steps=(
         "qkv train gpt --position relative --memory 128 --carry-memory --data my.txt --out runs/xl",
         "qkv lab segments --set context=64: does a longer segment need the memory less?",

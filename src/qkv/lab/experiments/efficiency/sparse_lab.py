@@ -82,7 +82,7 @@ EXPERIMENT = Experiment(
     timed=True,
     small=Size(
         seeds=4, minutes=1, lengths=(256, 512, 1024, 2048), window=64, turns=3, steps=100,
-        width=64, depth=2, context=256, batch_tokens=1024, validation_batches=20, rate=3e-3,
+        width=64, depth=2, context=256, batch_tokens=512, validation_batches=20, rate=3e-3,
     ),
     large=Size(
         seeds=4, minutes=5, lengths=(1024, 4096, 8192, 16384), window=256, turns=15, steps=500,

@@ -9,6 +9,7 @@ import torch
 from qkv.evaluation.likelihood import Row, read_batch, token_log_probabilities
 from qkv.generation.text import prompt_ids
 from qkv.lab.experiments.inside.marked_words import Pretrained
+from qkv.models import GPT
 
 Pair = tuple[str, str]
 ARROW = " =>"
@@ -44,8 +45,14 @@ def right_answers(
     Returns:
         For each question 1 if greedy decoding gives the answer and then ends the line, else 0; and
         the mean log-probability of the answer's tokens.
+
+    Raises:
+        ValueError: If the model is not a GPT.
     """
     model, tokenizer = subject
+    if not isinstance(model, GPT):
+        raise ValueError("model: expected one that predicts the next token, as smollm2")
+
     stem = tuple(prompt_ids(tokenizer, before))
     branches = []
     answers = []
@@ -59,10 +66,10 @@ def right_answers(
     hidden, starts, _ = read_batch(model, [Row(stem, tuple(branches), ())], device)  # (n, E)
     right = []
     likelihood = []
-    for branch, answer in zip(branches, answers, strict=True):
+    for branch, span in zip(branches, answers, strict=True):
         first = starts[0, branch]
-        predicting = hidden[first + answer.start - 1 : first + answer.stop - 1]
-        targets = torch.tensor(branch[answer.start :], device=device)
+        predicting = hidden[first + span.start - 1 : first + span.stop - 1]
+        targets = torch.tensor(branch[span.start :], device=device)
         logprobs, greedy = token_log_probabilities(model, predicting, targets)
         right.append(float(greedy.all()))
         likelihood.append(float(logprobs.mean()))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from qkv.data.embedded.word_senses import part_of_speech_sentences
@@ -39,7 +41,7 @@ def measure(cell: Cell) -> Measured:
             right.setdefault(name, []).append(marked.means_by(answers, words))
 
     accuracy = {x: torch.tensor(right[name]).mean(0).tolist() for x, name in enumerate(right)}
-    result = {"accuracy": accuracy, AT_ITS_LAYER: accuracy[layer + 1]}
+    result: dict[str, Any] = {"accuracy": accuracy, AT_ITS_LAYER: accuracy[layer + 1]}
     if off:
         result["weight"] = marked.means_by(weights[:, layer, off].mean(-1).tolist(), words)
 
@@ -73,7 +75,7 @@ EXPERIMENT = Experiment(
     ),
     panels=(
         Panel("accuracy", "layers read", "noun or verb: right answers", levels={"chance": 0.5}),
-        Panel("weight", "", "weight on the word before", kind="dots"),
+        Panel("weight", "", "weight on the word before", "The head that is off", kind="dots"),
     ),
     small=Size(seeds=1, minutes=0.5, model="minilm", words=10),
     large=Size(seeds=1, minutes=1, model="smollm2", words=10),
