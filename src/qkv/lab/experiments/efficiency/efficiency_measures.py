@@ -182,8 +182,9 @@ def hardly_worse(arm: str, reference: str, margin: float) -> Check:
     """The check that the loss of an arm is at most `margin` above that of a reference."""
     return Check(
         f"The loss of {arm} is at most {margin:g} nats above that of {reference}",
-        lambda value: value(reference, "loss") + margin - value(arm, "loss"),
-        relevant=0.01,
+        lambda value: value(arm, "loss") - value(reference, "loss"),
+        relevant=margin,
+        expects="not worse",
     )
 
 
