@@ -327,7 +327,7 @@ def test_warmup_that_is_left_out_everywhere_lowers_no_loss(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for arm, (placement, _) in norm_and_warmup_lab.ARMS.items():
-        monkeypatch.setitem(norm_and_warmup_lab.ARMS, arm, (placement, False))
+        monkeypatch.setitem(norm_and_warmup_lab.ARMS, arm, (placement, 0.0))
 
     found = verdicts(
         norm_and_warmup_lab, lambda arm, seed: measured(norm_and_warmup_lab, arm, seed, depths=(1,))

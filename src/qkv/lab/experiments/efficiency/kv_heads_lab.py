@@ -65,7 +65,7 @@ EXPERIMENT = Experiment(
         Panel("conversion", "", "held-out loss (nats)", "8 heads converted to 1", "dots"),
     ),
     small=Size(
-        seeds=4, minutes=0.8, steps=200, width=64, depth=2, context=64, batch_tokens=512,
+        seeds=4, minutes=1, steps=300, width=64, depth=2, context=64, batch_tokens=512,
         validation_batches=30, rate=3e-3,
     ),
     large=Size(

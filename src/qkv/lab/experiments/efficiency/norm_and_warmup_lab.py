@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import torch
+
 from qkv.lab.experiment import Cell, Check, Experiment, Measured, Panel, Size
-from qkv.lab.fit import fit_text
-from qkv.models import TransformerConfig
+from qkv.lab.fit import fit, validation_loss
+from qkv.models import TransformerConfig, build
+from qkv.training.run_config import DataConfig
+from qkv.training.setup.training_task import assemble
 
 ARMS = {
-    "after, warm-up": ("after", True),
-    "after, none": ("after", False),
-    "before, warm-up": ("before", True),
-    "before, none": ("before", False),
+    "after, warm-up": ("after", 0.25),
+    "after, none": ("after", 0.0),
+    "before, warm-up": ("before", 0.25),
+    "before, none": ("before", 0.0),
 }
 WORST = 10.0
 """Losses are cut here: a run that diverged is bad, however far it went."""
@@ -19,27 +25,28 @@ WORST = 10.0
 def measure(cell: Cell) -> Measured:
     """The held-out loss by depth, after the same steps with the same highest rate."""
     size = cell.size
-    placement, warms_up = ARMS[cell.arm]
+    placement, warmup_share = ARMS[cell.arm]
+    warmup = max(1, round(warmup_share * size.steps))
+    config = TransformerConfig(
+        context=64, width=size.width, heads=4, dropout=0.0,
+        norm_placement=placement,  # type: ignore[arg-type]
+    )  # fmt: skip
+    data = DataConfig(data=("turkish",), tokenizer="words")
+    task = assemble(config, data, batch_tokens=size.batch_tokens, seed=cell.seed)
+
     losses = {}
     for depth in size.depths:
-        config = TransformerConfig(
-            context=64, width=size.width, depth=depth, heads=4, dropout=0.0,
-            norm_placement=placement,  # type: ignore[arg-type]
-        )  # fmt: skip
-        fitted = fit_text(
-            config, "turkish", size.steps, seed=cell.seed, device=cell.device, tokenizer="words",
-            batch_tokens=size.batch_tokens, validation_batches=size.validation_batches,
-            rate=size.rate, warmup=size.steps // 4 if warms_up else 1,
-        )  # fmt: skip
-        losses[depth] = min(WORST, fitted.validation_loss)
+        torch.manual_seed(cell.seed)
+        model = build(replace(task.config, depth=depth)).to(cell.device)
+        fit(model, task.training.batch, size.steps, rate=size.rate, warmup=warmup)
+        losses[depth] = min(WORST, validation_loss(model, task, size.validation_batches))
 
     return {"loss": losses, "deepest": losses[size.depths[-1]]}
 
 
 EXPERIMENT = Experiment(
     name="norm-and-warmup",
-    claim="With the norm after each sublayer, as in the first Transformer, a deep model needs "
-    "warm-up; with the norm before it, it does not.",
+    claim="A deep Transformer needs warm-up if the norm comes after each sublayer, not if before.",
     slides=("004 L40", "001 L290", "beyond the lectures: Xiong et al. 2020"),
     setup=(
         "Transformers of growing depth translate the grammar's English into Turkish.",
@@ -69,7 +76,7 @@ EXPERIMENT = Experiment(
     ),
     panels=(Panel("loss", "blocks", "held-out loss (nats)", "Loss by depth"),),
     small=Size(
-        seeds=4, minutes=1.2, depths=(1, 6), steps=100, width=32, batch_tokens=512,
+        seeds=4, minutes=1.5, depths=(1, 6), steps=160, width=32, batch_tokens=512,
         validation_batches=8, rate=3e-3,
     ),
     large=Size(

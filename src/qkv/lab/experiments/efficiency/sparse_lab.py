@@ -81,7 +81,7 @@ EXPERIMENT = Experiment(
     ),
     timed=True,
     small=Size(
-        seeds=4, minutes=1, lengths=(256, 512, 1024, 2048), window=64, turns=3, steps=100,
+        seeds=4, minutes=2.5, lengths=(512, 1024, 2048, 4096), window=64, turns=5, steps=200,
         width=64, depth=2, context=256, batch_tokens=512, validation_batches=20, rate=3e-3,
     ),
     large=Size(
