@@ -180,6 +180,8 @@ def test_the_shape_of_a_curve():
 
     assert learning_curve.steepest(slow) == pytest.approx(4 / 20)
     assert learning_curve.steepest(fast) == 1
+    noise = {step: 0.01 * (step % 3) for step in range(20)}
+    assert learning_curve.steepest(noise) == 0
     assert learning_curve.half_way(slow) == 10 / 20
     assert learning_curve.half_way(fast) == 12 / 20
     assert learning_curve.tenths([4.0, 2.0] * 10) == dict.fromkeys(range(2, 21, 2), 3.0)
