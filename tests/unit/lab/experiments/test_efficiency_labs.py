@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -26,7 +27,7 @@ from qkv.lab.sweep import measure_cell
 from qkv.models import GPT, GPTConfig
 
 CPU = torch.device("cpu")
-TINY = {
+TINY: dict[ModuleType, dict[str, Any]] = {
     kv_heads_lab: {
         "steps": 10, "width": 16, "depth": 1, "context": 8, "batch_tokens": 32,
         "validation_batches": 1,
@@ -65,12 +66,12 @@ def little_data(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(NAMED_SOURCES, "python", texts)
 
 
-def cell(lab: ModuleType, arm: str, seed: int = 0, **settings: object) -> Cell:
+def cell(lab: ModuleType, arm: str, seed: int = 0, **settings: Any) -> Cell:
     experiment: Experiment = lab.EXPERIMENT
     return Cell(arm, seed, experiment.size("small", **{**TINY[lab], **settings}), CPU)
 
 
-def measured(lab: ModuleType, arm: str, seed: int = 0, **settings: object) -> Measured:
+def measured(lab: ModuleType, arm: str, seed: int = 0, **settings: Any) -> Measured:
     chosen = cell(lab, arm, seed, **settings)
     return measure_cell(lab.EXPERIMENT, arm, seed, chosen.size, CPU).measured
 
@@ -156,7 +157,7 @@ def test_kept_bytes_are_input_and_output_of_a_layer_but_not_its_weights(device: 
     assert efficiency_measures.kept_bytes(Tanh().to(device), x) == (7 * 3 + 7 * 5) * 4
 
 
-def kept(arm: str, **settings: object) -> float:
+def kept(arm: str, **settings: Any) -> float:
     """Bytes that the lab counts for an arm."""
     return float(measured(memory_lab, arm, steps=1, **settings)["kept"]) * 2**20  # type: ignore[arg-type]
 

@@ -27,24 +27,16 @@ from qkv.training.step import gradients_of
 from qkv.training.systems.distributed import World
 
 
-def fit_python(
-    cell: Cell, *, warmup: int | None = None, depth: int | None = None, **choices: Any
-) -> Fitted:
+def fit_python(cell: Cell, **choices: Any) -> Fitted:
     """Train a GPT of the cell's size on Python code, character by character.
 
     Args:
-        cell: Its size has context, width, depth (unless given), steps, batch_tokens,
-            validation_batches and rate.
-        warmup: Steps of warm-up (default: a tenth of all steps).
-        depth: Number of blocks.
+        cell: Its size has context, width, depth, steps, batch_tokens, validation_batches and rate.
         choices: Fields of `GPTConfig`; there are 4 heads unless given.
     """
     size = cell.size
     choices = {"heads": 4, **choices}
-    config = GPTConfig(context=size.context, width=size.width, depth=depth or size.depth, **choices)
-    options = {}
-    if warmup is not None:
-        options["warmup"] = warmup
+    config = GPTConfig(context=size.context, width=size.width, depth=size.depth, **choices)
 
     return fit_text(
         config,
@@ -55,7 +47,6 @@ def fit_python(
         batch_tokens=size.batch_tokens,
         validation_batches=size.validation_batches,
         rate=size.rate,
-        **options,
     )
 
 

@@ -87,7 +87,7 @@ EXPERIMENT = Experiment(
     timed=True,
     small=Size(seeds=3, minutes=0.8, steps=25, width=128, depth=8, context=64, rows=8),
     large=Size(seeds=3, minutes=2, steps=50, width=768, depth=12, context=1024, rows=16),
-    remark="Checkpointing pays with time: each block is computed twice. Half precision saves less "
-    "than half: the loss stays in float32, and the weights' bf16 copies are counted.",
+    remark="Checkpointing pays with time: each block is computed twice. Half precision also keeps "
+    "bf16 copies of the weights: for a few tokens they outweigh what all three together save.",
     next_steps=("qkv train gpt --data my.txt --recompute True --micro-batch-tokens 1024",),
 )  # fmt: skip

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import torch
 
+from qkv.data.batches.causal import CausalData
 from qkv.lab.experiment import Cell, Check, Experiment, Measured, Panel, Size
 from qkv.lab.experiments.efficiency.efficiency_measures import last_segment_losses
 from qkv.lab.fit import fit
@@ -33,6 +34,7 @@ def measure(cell: Cell) -> Measured:
     model = build(replace(task.config, memory=ARMS[cell.arm] * size.context)).to(cell.device)
     fit(model, task.training.batch, size.steps, rate=3e-3, seed=cell.seed)
 
+    assert isinstance(task.validation, CausalData)
     tokens = torch.from_numpy(task.validation.tokens.read(0, 3 * size.context * size.texts + 1))
     losses = last_segment_losses(model, tokens, 3)  # (B, T)
     length = size.context // PARTS
