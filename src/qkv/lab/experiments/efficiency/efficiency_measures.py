@@ -26,6 +26,9 @@ from qkv.training.run_config import OptimizerConfig
 from qkv.training.step import gradients_of
 from qkv.training.systems.distributed import World
 
+ITSELF = "each token only itself"
+"""The arm without a view of other tokens."""
+
 
 def fit_python(cell: Cell, **choices: Any) -> Fitted:
     """Train a GPT of the cell's size on Python code, character by character.
@@ -176,6 +179,15 @@ def hardly_worse(arm: str, reference: str, margin: float) -> Check:
         lambda value: value(arm, "loss") - value(reference, "loss"),
         relevant=margin,
         expects="not worse",
+    )
+
+
+def attention_is_used(reference: str) -> Check:
+    """The control of `hardly_worse`: where attention is of no use, no pattern can do harm."""
+    return Check(
+        f"Attention matters at all: {ITSELF} has a higher loss than {reference}",
+        lambda value: value(ITSELF, "loss") - value(reference, "loss"),
+        relevant=0.1,
     )
 
 

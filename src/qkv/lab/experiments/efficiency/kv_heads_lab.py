@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from qkv.lab.experiment import Cell, Experiment, Measured, Panel, Size
+from qkv.lab.experiment import Cell, Check, Experiment, Measured, Panel, Size
 from qkv.lab.experiments.efficiency.efficiency_measures import (
+    ITSELF,
+    attention_is_used,
     cache_bytes_per_token,
     fit_python,
     hardly_worse,
@@ -13,13 +15,18 @@ from qkv.lab.fit import Fitted, fit, validation_loss
 from qkv.models import group_key_value_heads
 
 HEADS = 8
-KV_HEADS = {"8 KV heads": 8, "4 KV heads": 4, "2 KV heads": 2, "1 KV head": 1}
+ALL = "8 KV heads"
+KV_HEADS = {ALL: 8, "4 KV heads": 4, "2 KV heads": 2, "1 KV head": 1, ITSELF: 8}
 MARGIN = 0.05
 
 
 def measure(cell: Cell) -> Measured:
     """Train a GPT with few key and value heads; convert the one that has all of them."""
-    fitted = fit_python(cell, heads=HEADS, kv_heads=KV_HEADS[cell.arm])
+    window = 1 if cell.arm == ITSELF else None
+    fitted = fit_python(cell, heads=HEADS, kv_heads=KV_HEADS[cell.arm], window=window)
+    if cell.arm == ITSELF:
+        return {"loss": fitted.validation_loss}
+
     measured = {"loss": fitted.validation_loss, "cache": cache_bytes_per_token(fitted.model)}
     if KV_HEADS[cell.arm] < HEADS:
         return measured
@@ -56,8 +63,15 @@ EXPERIMENT = Experiment(
     arms=tuple(KV_HEADS),
     measure=measure,
     checks=(
-        saves("1 KV head", "8 KV heads", "cache"),
-        hardly_worse("1 KV head", "8 KV heads", MARGIN),
+        saves("1 KV head", ALL, "cache"),
+        hardly_worse("1 KV head", ALL, MARGIN),
+        hardly_worse("2 KV heads", ALL, MARGIN),
+        Check(
+            f"Converted and trained on, one head is at most {MARGIN} nats above the 8 it was",
+            lambda of: of(ALL, "conversion", "trained on") - of(ALL, "conversion", "8 heads"),
+            MARGIN, "not worse",
+        ),
+        attention_is_used(ALL),
     ),
     panels=(
         Panel("loss", "", "held-out loss (nats)", "Quality", "dots"),

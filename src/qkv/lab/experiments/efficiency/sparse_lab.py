@@ -22,6 +22,7 @@ def measure(cell: Cell) -> Measured:
             "dense": Causal(),
             "window": Causal() & Window(size.window),
             "strided": Causal() & Strided(math.isqrt(length)),
+            measures.ITSELF: Causal() & Window(1),
         }
         mask = masks[cell.arm]
         pairs[length] = float(mask.materialise(length, length).sum())
@@ -31,6 +32,7 @@ def measure(cell: Cell) -> Measured:
         "dense": {},
         "window": {"window": size.window},
         "strided": {"sparse": "strided", "stride": math.isqrt(size.context)},
+        measures.ITSELF: {"window": 1},
     }
     loss = measures.fit_python(cell, **choices[cell.arm]).validation_loss
     return {
@@ -68,11 +70,12 @@ EXPERIMENT = Experiment(
         "A GPT with each pattern reads Python code; the loss is that of held-out code.",
         f"Little worse: at most {MARGIN} nats.",
     ),
-    arms=("dense", "window", "strided"),
+    arms=("dense", "window", "strided", measures.ITSELF),
     measure=measure,
     checks=(
         grows_slower("window"), faster("window"), hardly_worse("window", "dense", MARGIN),
         grows_slower("strided"), faster("strided"), hardly_worse("strided", "dense", MARGIN),
+        measures.attention_is_used("dense"),
     ),
     panels=(
         Panel("pairs", "length", "pairs", "Pairs, counted", log="xy"),
