@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
@@ -57,13 +57,16 @@ LABS = tuple(TINY)
 
 
 @pytest.fixture(autouse=True)
-def little_data(monkeypatch: pytest.MonkeyPatch) -> None:
+def little_data(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A few hundred pairs and lines instead of all."""
+    efficiency_measures.turkish_task.cache_clear()
     pairs = NAMED_SOURCES["turkish"]._replace(read=lambda split: turkish.pairs(split)[:300])
     lines = ["def add(a, b):\n    return a + b\n"] * 200
     texts = NAMED_SOURCES["python"]._replace(read=lambda split: lines)
     monkeypatch.setitem(NAMED_SOURCES, "turkish", pairs)
     monkeypatch.setitem(NAMED_SOURCES, "python", texts)
+    yield
+    efficiency_measures.turkish_task.cache_clear()
 
 
 def cell(lab: ModuleType, arm: str, seed: int = 0, **settings: Any) -> Cell:

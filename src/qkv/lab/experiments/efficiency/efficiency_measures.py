@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from statistics import median
 from time import perf_counter
 from typing import Any
@@ -17,12 +18,13 @@ from torch.nn import functional as F
 from qkv.data.batches.batch import Batch
 from qkv.lab.experiment import Cell, Check
 from qkv.lab.fit import Fitted, fit_text
-from qkv.models import GPTConfig
+from qkv.models import GPTConfig, TransformerConfig
 from qkv.models.model import Model
 from qkv.nn.attention import Mask, attend
 from qkv.training.objective import Objective
 from qkv.training.optimizer import Optimizers
-from qkv.training.run_config import OptimizerConfig
+from qkv.training.run_config import DataConfig, OptimizerConfig
+from qkv.training.setup.training_task import TrainingTask, assemble
 from qkv.training.step import gradients_of
 from qkv.training.systems.distributed import World
 
@@ -51,6 +53,16 @@ def fit_python(cell: Cell, **choices: Any) -> Fitted:
         validation_batches=size.validation_batches,
         rate=size.rate,
     )
+
+
+@lru_cache(maxsize=1)
+def turkish_task(batch_tokens: int, seed: int) -> TrainingTask:
+    """The grammar's English and Turkish, word by word; the arms of a seed share it.
+
+    Its config has the vocabulary of the data; its sizes are the defaults.
+    """
+    data = DataConfig(data=("turkish",), tokenizer="words")
+    return assemble(TransformerConfig(context=64), data, batch_tokens=batch_tokens, seed=seed)
 
 
 @torch.no_grad()

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 
 from qkv.lab.experiment import Cell, Check, Experiment, Measured, Panel, Size
+from qkv.lab.experiments.efficiency.efficiency_measures import turkish_task
 from qkv.lab.fit import fit, validation_loss
-from qkv.models import TransformerConfig, build
-from qkv.training.run_config import DataConfig
-from qkv.training.setup.training_task import assemble
+from qkv.models import build
 
 ARMS = {
     "after, warm-up": ("after", 0.25),
@@ -27,17 +27,14 @@ def measure(cell: Cell) -> Measured:
     size = cell.size
     placement, warmup_share = ARMS[cell.arm]
     warmup = max(1, round(warmup_share * size.steps))
-    config = TransformerConfig(
-        context=64, width=size.width, heads=4, dropout=0.0,
-        norm_placement=placement,  # type: ignore[arg-type]
-    )  # fmt: skip
-    data = DataConfig(data=("turkish",), tokenizer="words")
-    task = assemble(config, data, batch_tokens=size.batch_tokens, seed=cell.seed)
+    task = turkish_task(size.batch_tokens, cell.seed)
 
     losses = {}
     for depth in size.depths:
         torch.manual_seed(cell.seed)
-        model = build(replace(task.config, depth=depth)).to(cell.device)
+        choices: dict[str, Any] = {"width": size.width, "depth": depth, "heads": 4}
+        choices |= {"norm_placement": placement, "dropout": 0.0}
+        model = build(replace(task.config, **choices)).to(cell.device)
         fit(model, task.training.batch, size.steps, rate=size.rate, warmup=warmup)
         losses[depth] = min(WORST, validation_loss(model, task, size.validation_batches))
 
