@@ -278,9 +278,9 @@ def masked_numbers(both: float, left: float, end: float) -> Callable[[str, int],
 
 def test_masked_judges_planted_numbers():
     assert verdicts(masked_lab, masked_numbers(0.6, 0.4, 0.3)) == all_hold(masked_lab)
-    assert verdicts(masked_lab, masked_numbers(0.4, 0.6, 0.3)) == ["does not hold"] * 4
-    assert verdicts(masked_lab, masked_numbers(0.5, 0.5, 0.3)) == ["does not hold"] * 4
-    assert verdicts(masked_lab, masked_numbers(0.6, 0.4, 0.6))[2] == "does not hold"
+    assert verdicts(masked_lab, masked_numbers(0.4, 0.6, 0.3))[:3] == ["does not hold"] * 3
+    assert verdicts(masked_lab, masked_numbers(0.5, 0.5, 0.3))[:3] == ["does not hold"] * 3
+    assert verdicts(masked_lab, masked_numbers(0.6, 0.4, 0.6))[2:4] == ["does not hold"] * 2
 
 
 # pretraining, one-body-many-tasks

@@ -40,7 +40,7 @@ EXPERIMENT = Experiment(
     setup=(
         "A model is pre-trained once on 40,000 sentences of the grammar, without labels.",
         "Four tasks: tense, number of the subject, negation, and which of 32 nouns acts.",
-        "Each task has the same few labelled sentences for all, and a linear output of its own.",
+        "Each task has few labelled sentences, the same for all; its output reads the mean vector.",
         "Either only this output learns, or a copy of the whole model does.",
         "Controls: the same with random initial weights instead of pre-trained ones.",
     ),
