@@ -113,7 +113,8 @@ class LabCommand:
             **settings,
         )
         print_verdict(results, console)
-        console.print(escape(str(page_path(self.name, self.size, self.out))), soft_wrap=True)
+        page = page_path(self.name, self.size, self.out, settings)
+        console.print(escape(str(page)), soft_wrap=True)
 
     def run_book(self, console: Console) -> None:
         if self.set:
@@ -201,7 +202,8 @@ def run_text(out: Path, name: str, ending: str) -> str:
 
     style = STYLES.get(result["verdict"], "")
     size = "large: " if ending else ""
-    return f"{size}[{style}]{result['verdict']}[/] {escape(str(result.get('date', '')))}"
+    facts = escape(f"{result.get('minutes', '?')} min, {result.get('date', '')}")
+    return f"{size}[{style}]{result['verdict']}[/] {facts}"
 
 
 def parse_setting(text: str) -> tuple[str, Any]:

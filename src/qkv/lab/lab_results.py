@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from rich.console import Console
 from rich.markup import escape
 
-from qkv.lab.experiment import Experiment, Measured, Size
+from qkv.lab.experiment import Check, Experiment, Measured, Size
 from qkv.lab.paired_intervals import (
     Finding,
     Interval,
@@ -27,6 +27,10 @@ from qkv.tables import Table
 
 SHOWN = 10
 """Values of x of a measure that a printed table shows."""
+
+
+class MissingNumber(ValueError):
+    """A check asks for a number that was not measured."""
 
 
 class MeasuredRow(NamedTuple):
@@ -55,7 +59,7 @@ class Results:
         >>> from qkv.lab import run
         >>> results = run("lookup", seeds=3, steps=5, workers=1, out=None)
         >>> results.units
-        [0, 1, 2]
+        [200, 201, 202]
         >>> results.rows[0]._fields
         ('arm', 'unit', 'measure', 'x', 'y')
     """
@@ -118,11 +122,24 @@ class Results:
     @cached_property
     def findings(self) -> list[Finding]:
         """The verdict on each part of the claim."""
+        return [judge(check, self.effects(check)) for check in self.experiment.checks]
+
+    def effects(self, check: Check) -> list[float]:
+        """The effect in each unit that has all numbers the check needs.
+
+        Raises:
+            ValueError: If no unit has them.
+        """
         found = []
-        for check in self.experiment.checks:
-            effects = [check.effect(self.reader(unit)) for unit in self.units]
-            if effects:
-                found.append(judge(check, effects))
+        missing: MissingNumber | None = None
+        for unit in sorted({row.unit for row in self.rows}):
+            try:
+                found.append(check.effect(self.reader(unit)))
+            except MissingNumber as error:
+                missing = error
+
+        if not found and missing is not None:
+            raise missing
 
         return found
 
@@ -133,7 +150,8 @@ class Results:
             try:
                 return self.index[arm, measure, x][unit]
             except KeyError:
-                raise ValueError(f"{self.experiment.name}: no {measure} of {arm} at {x}") from None
+                name = self.experiment.name
+                raise MissingNumber(f"{name}: no {measure} of {arm} at {x}") from None
 
         return value
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import platform
+import re
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,9 +23,15 @@ from qkv.lab.report.lab_page import PAGE
 from qkv.lab.report.result_files import is_written, write_results
 from qkv.lab.sweep import Sweep
 from qkv.machine import cpu_model, usable_cores
+from qkv.model_names import PACKAGED, model_path, packaged_path
 from qkv.training.logging.progress import clock
 from qkv.training.systems.distributed import device_named
 from qkv.version import __version__
+
+
+class MissingModel(ValueError):
+    """An experiment needs a packaged model that is not installed."""
+
 
 FOLDER = Path("runs/lab")
 """Where results go by default: one folder for each experiment and size."""
@@ -81,7 +88,7 @@ def run(
         results = complete(planned, report)
 
     if out is not None:
-        write_results(results, Path(out) / folder_name(planned.sweep.experiment, size))
+        write_results(results, Path(out) / folder_name(planned.sweep.experiment, size, settings))
         write_book(Path(out))
 
     return results
@@ -115,11 +122,15 @@ def run_all(
     """
     book = Path(out)
     plans = []
+    failures: dict[str, str] = {}
     for name in names:
-        plans.append(prepare(name, size, seeds, out, device, workers, {}))
+        try:
+            plans.append(prepare(name, size, seeds, out, device, workers, {}))
+        except MissingModel as error:
+            failures[name] = str(error)
+            say(console, f"{name} is left out: {error}")
 
     say(console, plan_all(plans))
-    failures: dict[str, str] = {}
     with progress_line(console, plans) as report:
         for planned in plans:
             experiment = planned.sweep.experiment
@@ -155,15 +166,25 @@ def prepare(
 
     experiment = find(name)
     chosen = experiment.size(size, seeds, **settings)
+    require_model(vars(chosen).get("model"))
     folder = None
     if out is not None:
-        folder = Path(out) / folder_name(experiment, size)
+        folder = Path(out) / folder_name(experiment, size, settings)
 
     if device is None and size == "small":
         device = "cpu"
 
     sweep = Sweep(experiment, name, chosen, folder, device, workers)
     return Planned(name, sweep, size, settings)
+
+
+def require_model(name: Any) -> None:
+    """Raise before anything is measured if a packaged model is not installed."""
+    if name in PACKAGED and packaged_path(name) is None:
+        try:
+            model_path(name)
+        except ValueError as error:
+            raise MissingModel(str(error)) from None
 
 
 def complete(planned: Planned, report: Callable[[Sweep], object]) -> Results:
@@ -176,17 +197,25 @@ def complete(planned: Planned, report: Callable[[Sweep], object]) -> Results:
     return assemble_results(planned)
 
 
-def folder_name(experiment: Experiment, size: SizeName) -> str:
-    """The folder of an experiment's results."""
+def folder_name(
+    experiment: Experiment, size: SizeName, settings: Mapping[str, Any] | None = None
+) -> str:
+    """The folder of an experiment's results; with other settings it is another folder."""
+    name = experiment.name
     if size == "large":
-        return f"{experiment.name}-large"
+        name += "-large"
 
-    return experiment.name
+    for key, value in (settings or {}).items():
+        name += "-" + re.sub(r"[^\w.]+", "-", f"{key} {value}").strip("-")
+
+    return name[:100]
 
 
-def page_path(name: str, size: SizeName, out: Path | str) -> Path:
+def page_path(
+    name: str, size: SizeName, out: Path | str, settings: Mapping[str, Any] | None = None
+) -> Path:
     """The page that `run` writes."""
-    return Path(out) / folder_name(find(name), size) / PAGE
+    return Path(out) / folder_name(find(name), size, settings) / PAGE
 
 
 # What is printed

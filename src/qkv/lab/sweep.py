@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import json
 import math
 import multiprocessing
 import os
+import platform
 import random
 import signal
 import sys
@@ -31,10 +33,12 @@ from qkv.machine import usable_cores
 from qkv.training.systems.distributed import device_named
 from qkv.version import __version__
 
+FIRST_SEED = 200
+"""Experiments were designed with seeds below, so that a verdict rests on runs not seen before."""
 WORKERS_PER_GPU = 4
 STATED_CORES = 2
 """Cores on which the small size takes the minutes that an experiment states."""
-SHARED = (Path(__file__).with_name("fit.py"), Path(__file__).with_name("surgery.py"))
+SHARED = ("fit.py", "surgery.py", "experiments/learning_curve.py")
 """Files that many experiments use."""
 
 
@@ -102,7 +106,8 @@ class Sweep:
     @property
     def cells(self) -> list[tuple[str, int]]:
         """All arms with all seeds; one seed of all arms comes before the next."""
-        return [(arm, seed) for seed in range(self.size.seeds) for arm in self.experiment.arms]
+        seeds = range(FIRST_SEED, FIRST_SEED + self.size.seeds)
+        return [(arm, seed) for seed in seeds for arm in self.experiment.arms]
 
     @property
     def to_do(self) -> list[tuple[str, int]]:
@@ -113,6 +118,9 @@ class Sweep:
         """The file of a measurement; another setting, device or code gives another name."""
         assert self.folder is not None
         parts = [arm, seed, self.size.settings, self.device.type, self.code, __version__]
+        if self.experiment.timed:
+            parts.append(platform.node())  # times of another machine are other times
+
         key = hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
         return self.folder / "measured" / f"{key[:24]}.json"
 
@@ -285,9 +293,26 @@ def code_digest(experiment: Experiment) -> str:
     shared: list[Path] = []
     if name.startswith("qkv."):
         shared = [path for path in own.parent.glob("*.py") if not path.stem.endswith("_lab")]
-        shared += [path for path in SHARED if path.is_file()]
+        shared += [Path(__file__).parent / path for path in SHARED]
 
-    return storage.sha256(path.read_bytes() for path in [own, *sorted(shared)])
+    codes = [measuring_code(own)]
+    codes += [path.read_bytes() for path in sorted(shared) if path.is_file()]
+    return storage.sha256(codes)
+
+
+def measuring_code(file: Path) -> bytes:
+    """A file without its experiments: a claim, a check or a remark changes no measurement."""
+    statements = []
+    for statement in ast.parse(file.read_bytes()).body:
+        is_experiment = (
+            isinstance(statement, ast.Assign)
+            and isinstance(statement.value, ast.Call)
+            and ast.unparse(statement.value.func).endswith("Experiment")
+        )
+        if not is_experiment:
+            statements.append(ast.unparse(statement))
+
+    return "\n".join(statements).encode()
 
 
 def plain(measured: Measured) -> Measured:

@@ -96,7 +96,7 @@ def test_a_folder_that_is_a_file_is_refused(qkv: Qkv, tmp_path: Path) -> None:
 def test_a_failing_measurement_is_one_sentence(qkv: Qkv, tmp_path: Path) -> None:
     printed = qkv("lab", SPEC, "--out", tmp_path, "--workers", "1", "--set", "fault=with")
     assert printed.code == 1
-    assert printed.error.startswith("qkv: planted, with, seed 0: KeyError: 'a planted fault'")
+    assert printed.error.startswith("qkv: planted, with, seed 200: KeyError: 'a planted fault'")
 
 
 def test_an_interrupted_experiment_says_how_to_go_on(
@@ -130,7 +130,7 @@ def test_all_runs_the_rest_and_reports_failures(
     assert printed.out.startswith("3 experiments to run, 0 complete.\n  planted ")
     assert "planted: holds. The arm <with>" in printed.out
     assert "third: holds." in printed.out
-    assert printed.error.startswith("qkv: broken: broken, without, seed 0: KeyError")
+    assert printed.error.startswith("qkv: broken: broken, without, seed 200: KeyError")
     book = (tmp_path / "index.html").read_text()
     assert 'href="planted/index.html"' in book
     assert 'href="third/index.html"' in book

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from qkv.lab import find
-from qkv.lab.sweep import CellResult, Sweep, from_json, plain, to_json
+from qkv.lab.sweep import FIRST_SEED, CellResult, Sweep, from_json, plain, to_json
 from support.planted_experiment import SPEC
 from support.waiting import until
 
@@ -36,10 +36,14 @@ def measured(sweep: Sweep) -> list[tuple[str, int]]:
 
 
 def test_a_sweep_measures_what_was_not_measured(tmp_path: Path) -> None:
-    cells = [("with", 0), ("without", 0), ("with", 1), ("without", 1)]
+    first = FIRST_SEED
+    cells = [("with", first), ("without", first), ("with", first + 1), ("without", first + 1)]
     assert measured(sweep_of(tmp_path)) == cells
     assert measured(sweep_of(tmp_path)) == []
-    assert measured(sweep_of(tmp_path, seeds=3)) == [("with", 2), ("without", 2)]
+    assert measured(sweep_of(tmp_path, seeds=3)) == [
+        ("with", FIRST_SEED + 2),
+        ("without", FIRST_SEED + 2),
+    ]
     assert measured(sweep_of(tmp_path, effect=2.0)) == cells
 
 
@@ -59,7 +63,7 @@ def test_the_time_left_is_estimated_from_what_was_measured() -> None:
     sweep = sweep_of(None, seeds=2)
     assert sweep.seconds_left() == pytest.approx(60 * 0.1 * 2)  # on one core of the two
     for arm in ("with", "without"):
-        sweep.done[arm, 0] = CellResult(arm, 0, {}, 5.0 if arm == "with" else 1.0)
+        sweep.done[arm, FIRST_SEED] = CellResult(arm, FIRST_SEED, {}, 5.0 if arm == "with" else 1.0)
 
     assert sweep.seconds_left() == pytest.approx(6.0)
 
@@ -69,7 +73,11 @@ def test_a_number_read_again_is_the_same(tmp_path: Path) -> None:
     first.run()
     second = sweep_of(tmp_path)
     assert second.done == first.done
-    assert list(second.done["with", 0].measured["curve"]) == [1, 2, 4]  # integers, in order
+    assert list(second.done["with", FIRST_SEED].measured["curve"]) == [
+        1,
+        2,
+        4,
+    ]  # integers, in order
 
 
 @pytest.mark.parametrize(
@@ -79,12 +87,12 @@ def test_a_number_read_again_is_the_same(tmp_path: Path) -> None:
 def test_a_damaged_file_is_measured_again(tmp_path: Path, content: str) -> None:
     sweep = sweep_of(tmp_path, seeds=1)
     sweep.run()
-    path = sweep.path("without", 0)
+    path = sweep.path("without", FIRST_SEED)
     whole = path.read_text()
     path.write_text(whole[: len(whole) // 2] if content == "half" else content)
 
     again = sweep_of(tmp_path, seeds=1)
-    assert again.to_do == [("without", 0)]
+    assert again.to_do == [("without", FIRST_SEED)]
     again.run()
     assert json.loads(path.read_text())["measured"] == json.loads(whole)["measured"]
 
@@ -93,7 +101,7 @@ def test_another_version_of_the_code_measures_again(tmp_path: Path) -> None:
     sweep = sweep_of(tmp_path)
     other = sweep_of(tmp_path)
     other.code = "edited"
-    assert sweep.path("with", 0) != other.path("with", 0)
+    assert sweep.path("with", FIRST_SEED) != other.path("with", FIRST_SEED)
 
 
 def test_workers_measure_the_same_numbers_and_run_a_file_of_ones_own(tmp_path: Path) -> None:
@@ -117,14 +125,14 @@ def test_a_killed_worker_gives_a_sentence(tmp_path: Path) -> None:
 
 def test_a_measurement_that_fails_says_where(tmp_path: Path) -> None:
     sweep = sweep_of(tmp_path, fault="without")
-    with pytest.raises(RuntimeError, match="planted, without, seed 0: KeyError: 'a planted fault'"):
+    with pytest.raises(RuntimeError, match="without, seed 200: KeyError: 'a planted fault'"):
         sweep.run()
 
-    assert sweep_of(tmp_path, fault="without").done.keys() == {("with", 0)}
+    assert sweep_of(tmp_path, fault="without").done.keys() == {("with", FIRST_SEED)}
 
 
 def test_a_number_that_is_not_finite_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError, match=r"seed 0: ValueError: score is nan; .* finite"):
+    with pytest.raises(RuntimeError, match=r"seed 200: ValueError: score is nan; .* finite"):
         sweep_of(tmp_path, fault="nan").run()
 
 

@@ -170,7 +170,10 @@ def figure_section(results: Results) -> str:
 
     pictures = []
     for number, panel in enumerate(results.experiment.panels):
-        label = f"{panel.title or panel.measure}: {panel.y} over {panel.x}".rstrip(": over")
+        label = f"{panel.title or panel.measure}: {panel.y}"
+        if panel.x:
+            label += f" over {panel.x}"
+
         svg = render(partial(draw_one, results, number), "svg").decode()
         pictures.append(f"<figure>{inline_svg(svg, label)}</figure>")
 
