@@ -46,9 +46,10 @@ def probe_positions(
 
     Returns:
         "accuracy, linear" and the like by layer (0 is the embedding) on test windows; and
-        "best accuracy, linear" and the like for the layer that is best on validation windows.
+        "best accuracy, linear" and the like for the layer that is best on validation windows; and
+        the accuracy of "chance".
     """
-    measured: dict[str, Any] = {}
+    measured: dict[str, Any] = {"chance": 1 / len(task.labels)}
     with activations(model, task.parts, keep="memory") as parts:
         for kind, width in (("linear", 0), ("hidden layer", hidden)):
             learning = ProbeTraining(hidden=width, batch=512, rate=3e-3, epochs=epochs)

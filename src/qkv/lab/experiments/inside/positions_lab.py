@@ -36,8 +36,7 @@ def measure(cell: Cell) -> Measured:
         position_probes.position_config(NONE, **shape), data, **options
     ).validation
     probes = position_task(held_out.tokens, size.context, size.windows, held_out=0.2)
-    measured = position_probes.probe_positions(model, probes, seed=cell.seed, hidden=size.width)
-    return measured | {"chance": 1 / size.context}
+    return position_probes.probe_positions(model, probes, seed=cell.seed, hidden=size.width)
 
 
 EXPERIMENT = Experiment(
@@ -47,8 +46,7 @@ EXPERIMENT = Experiment(
     setup=(
         "Small language models of Python code that differ in their positional encoding or mask.",
         "Their weights are fixed; a probe at every layer predicts the position of each token.",
-        "Probes: a linear layer with softmax as on the slide, and one with a hidden layer.",
-        "Accuracy, and the mean distance to the true position, in windows of held-out text.",
+        "Probes are linear with softmax, as on the slide, or have a hidden layer; held-out text.",
         "Each seed is a new model; the layer that counts is chosen on validation windows.",
     ),
     arms=position_probes.ARMS,
@@ -72,17 +70,19 @@ EXPERIMENT = Experiment(
         ),
     ),
     panels=(
-        Panel("accuracy, linear", "layer", "right positions", "linear probe"),
+        Panel("accuracy, linear", "layer", "right positions", "linear probe", log="y"),
         Panel("distance, linear", "layer", "distance", "linear probe"),
-        Panel("accuracy, hidden layer", "layer", "right positions", "one hidden layer"),
+        Panel("accuracy, hidden layer", "layer", "right positions", "one hidden layer", log="y"),
         Panel("distance, hidden layer", "layer", "distance", "one hidden layer"),
     ),
     small=Size(
-        seeds=4, minutes=2.7, width=64, depth=2, context=16, steps=400, tokens=1024, windows=1000
+        seeds=4, minutes=3, width=64, depth=2, context=16, steps=400, tokens=1024, windows=1000
     ),
     large=Size(
         seeds=3, minutes=5, width=256, depth=8, context=64, steps=1000, tokens=16384, windows=1000
     ),
+    remark="It knows little: a linear probe finds 10% of 16 positions (chance 6%, with learned "
+    "positions 84%), and one with a hidden layer is off by 3.9 places instead of 4.8.",
     next_steps=(
         "qkv lab positions --set context=64 --set steps=2000: longer texts, longer training",
         "qkv probe smollm2 --target position --data english: does a pre-trained model know it?",
