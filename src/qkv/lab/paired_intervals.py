@@ -133,15 +133,16 @@ def judge_not_worse(effect: Interval, relevant: float) -> VerdictWord:
 
 def describe(check: Check, effect: Interval) -> str:
     """The sentence about the test."""
-    region = f"an effect above 0 that may reach {check.relevant:g} (the smallest that matters)"
+    region = f"an interval above 0 that reaches {check.relevant:g} (the smallest that matters)"
     if check.expects == "same":
         region = (
-            f"an effect between -{check.relevant:g} and {check.relevant:g} (too small to matter)"
+            f"an interval between -{check.relevant:g} and {check.relevant:g} (too small to matter)"
         )
     if check.expects == "not worse":
-        region = f"an effect below {check.relevant:g} (worse by less than matters)"
+        region = f"an interval below {check.relevant:g} (worse by less than matters)"
 
     if check.exact:
+        region = region.replace("interval", "effect", 1)
         return f"An exact count: {number_text(effect.mean)}; the claim needs {region}."
 
     low = number_text(effect.low, 3)

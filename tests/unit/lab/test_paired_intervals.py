@@ -132,7 +132,7 @@ def test_what_is_worse_by_less_than_the_margin_is_not_worse() -> None:
     assert judge(NOT_WORSE, [0.054, 0.055, 0.056]).verdict == "does not hold"
     assert judge(NOT_WORSE, [0.03, 0.05, 0.07]).verdict == "cannot be told"
     assert judge(NOT_WORSE, [0.01, 0.01]).verdict == "cannot be told"
-    assert "needs an effect below 0.05" in judge(NOT_WORSE, [0.01, 0.02, 0.03]).test
+    assert "needs an interval below 0.05" in judge(NOT_WORSE, [0.01, 0.02, 0.03]).test
 
 
 @pytest.mark.parametrize("draw", [normal, heavy_tails])

@@ -49,7 +49,7 @@ PROMISED = {
     kv_heads_lab: {"loss": 1, "cache": 1},
     memory_lab: {"kept": 1, "time": 1, "loss": 1},
     norm_and_warmup_lab: {"loss": 2, "deepest": 1},
-    segments_lab: {"loss": 4, "first quarter": 1, "rest": 1, "whole segment": 1},
+    segments_lab: {"loss": 4, "first quarter": 1, "rest": 1, "whole": 1},
     sparse_lab: {"pairs": 2, "exponent": 1, "seconds": 2, "longest": 1, "loss": 1},
 }
 """Measures, and how many numbers each has."""
@@ -259,7 +259,7 @@ def planted(lab: ModuleType, arm: str, seed: int) -> Measured:
         return {"deepest": loss + noise * len(arm)}
     if lab is segments_lab:
         gain = 0.2 * (segments_lab.ARMS[arm] > 0)
-        whole = {"whole segment": 2.25 - 0.44 * gain + noise}
+        whole = {"whole": 2.25 - 0.44 * gain + noise}
         return {"first quarter": 2.4 - gain + noise, "rest": 2.2 - gain / 4 + noise / 2, **whole}
 
     dense = arm == "dense"

@@ -203,6 +203,15 @@ def attention_is_used(reference: str) -> Check:
     )
 
 
+def faster(arm: str) -> Check:
+    """The check that an arm takes less time than dense attention."""
+    return Check(
+        f"The {arm} pattern takes less time at the longest length (log2 of the ratio)",
+        lambda value: math.log2(value("dense", "longest") / value(arm, "longest")),
+        relevant=0.5,
+    )
+
+
 def saves(arm: str, reference: str, measure: str) -> Check:
     """The exact check that an arm needs fewer bytes, or pairs, than a reference."""
     return Check(

@@ -3,14 +3,8 @@
 from __future__ import annotations
 
 from qkv.lab.experiment import Cell, Check, Experiment, Measured, Panel, Size
-from qkv.lab.experiments.efficiency.efficiency_measures import (
-    ITSELF,
-    attention_is_used,
-    cache_bytes_per_token,
-    fit_python,
-    hardly_worse,
-    saves,
-)
+from qkv.lab.experiments.efficiency import efficiency_measures as measures
+from qkv.lab.experiments.efficiency.efficiency_measures import ITSELF, hardly_worse
 from qkv.lab.fit import Fitted, fit, validation_loss
 from qkv.models import group_key_value_heads
 
@@ -23,11 +17,12 @@ MARGIN = 0.05
 def measure(cell: Cell) -> Measured:
     """Train a GPT with few key and value heads; convert the one that has all of them."""
     window = 1 if cell.arm == ITSELF else None
-    fitted = fit_python(cell, heads=HEADS, kv_heads=KV_HEADS[cell.arm], window=window)
+    fitted = measures.fit_python(cell, heads=HEADS, kv_heads=KV_HEADS[cell.arm], window=window)
     if cell.arm == ITSELF:
         return {"loss": fitted.validation_loss}
 
-    measured = {"loss": fitted.validation_loss, "cache": cache_bytes_per_token(fitted.model)}
+    cache = measures.cache_bytes_per_token(fitted.model)
+    measured = {"loss": fitted.validation_loss, "cache": cache}
     if KV_HEADS[cell.arm] < HEADS:
         return measured
 
@@ -63,7 +58,7 @@ EXPERIMENT = Experiment(
     arms=tuple(KV_HEADS),
     measure=measure,
     checks=(
-        saves("1 KV head", ALL, "cache"),
+        measures.saves("1 KV head", ALL, "cache"),
         hardly_worse("1 KV head", ALL, MARGIN),
         hardly_worse("2 KV heads", ALL, MARGIN),
         Check(
@@ -71,7 +66,7 @@ EXPERIMENT = Experiment(
             lambda of: of(ALL, "conversion", "averaged") - of(ALL, "conversion", "trained on"),
             relevant=0.05,
         ),
-        attention_is_used(ALL),
+        measures.attention_is_used(ALL),
     ),
     panels=(
         Panel("loss", "", "held-out loss (nats)", "Quality", "dots"),

@@ -86,6 +86,5 @@ EXPERIMENT = Experiment(
     "without warm-up (6 blocks), 3.22 and 3.02 (12 blocks).",
     next_steps=(
         "qkv lab norm-and-warmup --set rate=1e-3: does a lower rate replace the warm-up?",
-        "qkv train transformer --norm-placement after --warmup 400 --data turkish --out runs/after",
     ),
 )  # fmt: skip

@@ -7,7 +7,7 @@ from typing import Any
 
 from qkv.lab.experiment import Cell, Check, Experiment, Measured, Panel, Size
 from qkv.lab.experiments.efficiency import efficiency_measures as measures
-from qkv.lab.experiments.efficiency.efficiency_measures import hardly_worse
+from qkv.lab.experiments.efficiency.efficiency_measures import faster, hardly_worse
 from qkv.nn.attention import Causal, Mask, Strided, Window
 
 MARGIN = 0.05
@@ -49,15 +49,6 @@ def grows_slower(arm: str) -> Check:
         lambda value: value("dense", "exponent") - value(arm, "exponent"),
         relevant=0.3, exact=True,
     )  # fmt: skip
-
-
-def faster(arm: str) -> Check:
-    """The check of an arm's time."""
-    return Check(
-        f"The {arm} pattern takes less time at the longest length (log2 of the ratio)",
-        lambda value: math.log2(value("dense", "longest") / value(arm, "longest")),
-        relevant=0.5,
-    )
 
 
 EXPERIMENT = Experiment(

@@ -91,7 +91,6 @@ EXPERIMENT = Experiment(
     next_steps=(
         "qkv lab pretraining --set tuning_steps=400: does training from scratch only need time?",
         "qkv lab pretraining --set steps=50: how much pre-training is enough?",
-        "qkv lab one-body-many-tasks",
         "qkv finetune --help: the same with a pre-trained model of yours",
     ),
 )  # fmt: skip
