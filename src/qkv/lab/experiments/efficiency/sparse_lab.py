@@ -84,6 +84,7 @@ EXPERIMENT = Experiment(
         width=256, depth=4, context=1024, batch_tokens=4096, validation_batches=20, rate=1e-3,
     ),
     remark="A model that has learned little cannot lose much: the last check tells whether other "
-    "tokens matter at all, not whether far ones do.",
+    "tokens matter at all, not whether far ones do. The time is judged at the longest length "
+    "only; the second panel shows at which lengths a pattern does not pay.",
     next_steps=("qkv train gpt --data my.txt --context 2048 --window 256 --out runs/window",),
 )  # fmt: skip
