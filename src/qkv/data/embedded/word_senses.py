@@ -80,6 +80,28 @@ def sense_sentences() -> list[WordSense]:
     return sentences
 
 
+def labelled_words(split: str = "train") -> list[tuple[str, str]]:
+    """The sentences with noun or verb as labels; every fifth is in the split valid."""
+    rows = [(sentence.text, sentence.part_of_speech) for sentence in part_of_speech_sentences()]
+    return part_of(rows, split)
+
+
+def labelled_senses(split: str = "train") -> list[tuple[str, str]]:
+    """The sentences with word and meaning as labels; every fifth is in the split valid."""
+    rows = [(one.text, f"{one.word}: {one.meaning}") for one in sense_sentences()]
+    return part_of(rows, split)
+
+
+def part_of(rows: list[tuple[str, str]], split: str) -> list[tuple[str, str]]:
+    """Every fifth row for valid, the others for train."""
+    chosen = []
+    for number, row in enumerate(rows):
+        if (number % 5 == 4) == (split == "valid"):
+            chosen.append(row)
+
+    return chosen
+
+
 def unmark(marked: str) -> tuple[str, int, int]:
     """The text without marks, and the positions of the word and of its cue (-1 without a cue)."""
     words: list[str] = []

@@ -18,6 +18,7 @@ from qkv.data.embedded import everyday_english, python_library, synthetic, turki
 from qkv.data.embedded.grammar_labels import LABELLED
 from qkv.data.embedded.turkish_long import long_pairs
 from qkv.data.embedded.word_pairs import READERS, WORD_SPLITS
+from qkv.data.embedded.word_senses import labelled_senses, labelled_words
 from qkv.data.sources.source_parts import Item, Items, Part
 from qkv.plugins import is_plugin, load_allowed
 
@@ -48,6 +49,8 @@ NAMED_SOURCES = {
     "random": NamedSource("texts", SPLITS, synthetic.random_texts),
     **{name: NamedSource("pairs", WORD_SPLITS, read) for name, read in READERS.items()},
     **{name: NamedSource("labelled rows", SPLITS, read) for name, read in LABELLED.items()},
+    "labels-run": NamedSource("labelled rows", ("train", "valid"), labelled_words),
+    "labels-senses": NamedSource("labelled rows", ("train", "valid"), labelled_senses),
     "masked-clues": NamedSource("pairs", ("test",), everyday_english.clue_pairs),
 }
 """A file of such a name is written ./python."""

@@ -6,6 +6,7 @@ from collections import Counter
 
 import pytest
 
+from qkv.data import open_examples
 from qkv.data.embedded.word_senses import (
     PUNCTUATION,
     part_of_speech_sentences,
@@ -74,3 +75,14 @@ def test_the_cue_is_another_word_on_either_side_and_differs_by_sentence() -> Non
 
     assert len(set(cues)) == 160
     assert 60 <= before <= 100
+
+
+def test_marked_words_are_labelled_data_by_name() -> None:
+    for name, rows, labels in (("labels-run", 60, 2), ("labels-senses", 160, 16)):
+        parts = {}
+        for split in ("train", "valid"):
+            parts[split] = list(open_examples([f"{name}:{split}"], "classify"))
+
+        texts = [example.texts for part in parts.values() for example in part]
+        assert len(set(texts)) == len(texts) == rows
+        assert len({example.label for example in parts["valid"]}) == labels
