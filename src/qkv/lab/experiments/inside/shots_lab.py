@@ -74,7 +74,7 @@ EXPERIMENT = Experiment(
     "At the small size capitals rise from 0 to 0.7 even with answers of other questions, and "
     "French stays near 0.1; wrong answers ruin antonyms (0.1 instead of 0.7).",
     next_steps=(
-        "qkv evaluate smollm2 --task french-slide: the slide's own examples, which it does not master",
+        "qkv evaluate smollm2 --task french-slide: the slide's own examples, too hard for it",
         "qkv lab shots --set words=40: narrower intervals",
         "Why do wrong answers hurt antonyms and hardly plurals? Look at what is generated.",
     ),
