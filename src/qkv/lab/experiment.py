@@ -78,14 +78,17 @@ class Check:
     effect lies above 0 and reaches `relevant`. It does not hold if the interval lies below
     `relevant`: the effect is absent, reversed or too small to matter. With `same`, the claim is
     that there is no relevant effect. It holds if the interval lies between -relevant and +relevant,
-    and does not hold if it lies outside.
+    and does not hold if it lies outside. With `not worse`, the effect is by how much something is
+    worse, and the claim is that it is less than `relevant`. It holds if the interval lies below
+    `relevant`, and does not hold if it lies above; being better never counts against it.
 
     Args:
         says: The claim as a sentence.
         effect: A function that computes the effect of one unit. It is called with a function
             `value(arm, measure, x)` that returns what was measured in this unit (x if it has one).
         relevant: The smallest effect that matters, a positive number in the unit of the effect.
-        expects: "more" if the claim is a positive effect, "same" if it is none.
+        expects: "more" if the claim is a positive effect, "same" if it is none, "not worse" if it
+            is none or a negative one.
         exact: True for counts that are the same in every run: one measurement is enough.
 
     Example:
@@ -100,7 +103,7 @@ class Check:
     says: str
     effect: Callable[[Callable[..., float]], float]
     relevant: float
-    expects: Literal["more", "same"] = "more"
+    expects: Literal["more", "same", "not worse"] = "more"
     exact: bool = False
 
 

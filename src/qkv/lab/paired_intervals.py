@@ -93,6 +93,8 @@ def judge(check: Check, effects: Sequence[float]) -> Finding:
 
     if check.expects == "same":
         verdict = judge_same(effect, check.relevant)
+    elif check.expects == "not worse":
+        verdict = judge_not_worse(effect, check.relevant)
     else:
         verdict = judge_more(effect, check.relevant)
 
@@ -119,15 +121,28 @@ def judge_same(effect: Interval, relevant: float) -> VerdictWord:
     return "cannot be told"
 
 
+def judge_not_worse(effect: Interval, relevant: float) -> VerdictWord:
+    """Is it worse by less than matters? How much better it is does not count."""
+    if effect.high < relevant:
+        return "holds"
+    if effect.low > relevant:
+        return "does not hold"
+
+    return "cannot be told"
+
+
 def describe(check: Check, effect: Interval) -> str:
     """The sentence about the test."""
-    region = f"an effect above 0 that may reach {check.relevant:g} (the smallest that matters)"
+    region = f"an interval above 0 that reaches {check.relevant:g} (the smallest that matters)"
     if check.expects == "same":
         region = (
-            f"an effect between -{check.relevant:g} and {check.relevant:g} (too small to matter)"
+            f"an interval between -{check.relevant:g} and {check.relevant:g} (too small to matter)"
         )
+    if check.expects == "not worse":
+        region = f"an interval below {check.relevant:g} (worse by less than matters)"
 
     if check.exact:
+        region = region.replace("interval", "effect", 1)
         return f"An exact count: {number_text(effect.mean)}; the claim needs {region}."
 
     low = number_text(effect.low, 3)

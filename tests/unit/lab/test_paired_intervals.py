@@ -27,6 +27,7 @@ MOST_WRONG = 10
 """Of 200 nulls with a rate of 2.5%, more are wrong in 1.3% of all trials (binomial)."""
 MORE = Check("there is an effect", lambda value: 0.0, relevant=0.01)
 SAME = Check("there is none", lambda value: 0.0, relevant=1.0, expects="same")
+NOT_WORSE = Check("hardly worse", lambda value: 0.0, relevant=0.05, expects="not worse")
 Draw = Callable[[random.Random], float]
 
 
@@ -122,6 +123,23 @@ def test_the_verdict_depends_on_the_relevant_effect() -> None:
     assert judge(SAME, [5.0, 5.1, 5.2]).verdict == "does not hold"
     assert judge(SAME, [-5.0, -5.1, -5.2]).verdict == "does not hold"
     assert judge(SAME, [0.9, 1.0, 1.1]).verdict == "cannot be told"
+
+
+def test_what_is_worse_by_less_than_the_margin_is_not_worse() -> None:
+    assert judge(NOT_WORSE, [0.044, 0.045, 0.046]).verdict == "holds"
+    assert judge(NOT_WORSE, [0.0, 0.0, 0.0]).verdict == "holds"
+    assert judge(NOT_WORSE, [-3.0, -3.1, -3.2]).verdict == "holds"  # better is not worse
+    assert judge(NOT_WORSE, [0.054, 0.055, 0.056]).verdict == "does not hold"
+    assert judge(NOT_WORSE, [0.03, 0.05, 0.07]).verdict == "cannot be told"
+    assert judge(NOT_WORSE, [0.01, 0.01]).verdict == "cannot be told"
+    assert "needs an interval below 0.05" in judge(NOT_WORSE, [0.01, 0.02, 0.03]).test
+
+
+@pytest.mark.parametrize("draw", [normal, heavy_tails])
+def test_what_is_worse_by_the_margin_is_seldom_called_not_worse(draw: Draw) -> None:
+    check = Check("", lambda value: 0.0, relevant=1.0, expects="not worse")
+    assert count("holds", check, draw, 5, shift=1.0) <= MOST_WRONG
+    assert count("does not hold", check, draw, 5, shift=1.0) <= MOST_WRONG
 
 
 def test_two_units_are_too_few_and_one_count_is_enough() -> None:

@@ -16,12 +16,20 @@ def tenths(losses: Sequence[float]) -> dict[int, float]:
     return curve
 
 
+SMALLEST_RISE = 0.1
+"""A curve that rises by less is noise."""
+
+
 def steepest(curve: Mapping[int, float]) -> float:
-    """The share of the whole rise that falls into the best fifth of the points."""
+    """The share of the whole rise that falls into the best fifth of the points, or 0."""
     values = list(curve.values())
     fifth = max(1, len(values) // 5)
     rises = [late - early for early, late in zip(values, values[fifth:], strict=False)]
-    return max(rises) / max(max(values) - values[0], 1e-9)
+    whole = max(values) - values[0]
+    if whole < SMALLEST_RISE:
+        return 0.0
+
+    return max(rises) / whole
 
 
 def half_way(curve: Mapping[int, float]) -> float:

@@ -27,6 +27,8 @@ def draw_effect(finding: Finding) -> Figure:
     region = (0.0, right)
     if finding.expects == "same":
         region = (-relevant, relevant)
+    elif finding.expects == "not worse":
+        region = (left, relevant)
 
     axes.axvspan(*region, color=COLOURS[2], alpha=0.1, linewidth=0)
     axes.axvline(0, color=PALE, linewidth=1.2)

@@ -22,6 +22,7 @@ from qkv.lab.experiments.efficiency import (
     segments_lab,
     sparse_lab,
 )
+from qkv.lab.experiments.efficiency.efficiency_measures import ITSELF
 from qkv.lab.lab_results import Results
 from qkv.lab.sweep import measure_cell
 from qkv.models import GPT, GPTConfig
@@ -48,7 +49,7 @@ PROMISED = {
     kv_heads_lab: {"loss": 1, "cache": 1},
     memory_lab: {"kept": 1, "time": 1, "loss": 1},
     norm_and_warmup_lab: {"loss": 2, "deepest": 1},
-    segments_lab: {"loss": 4, "first quarter": 1, "rest": 1},
+    segments_lab: {"loss": 4, "first quarter": 1, "rest": 1, "whole": 1},
     sparse_lab: {"pairs": 2, "exponent": 1, "seconds": 2, "longest": 1, "loss": 1},
 }
 """Measures, and how many numbers each has."""
@@ -103,6 +104,8 @@ def test_each_arm_gives_the_promised_numbers(lab: ModuleType) -> None:
     for arm in lab.EXPERIMENT.arms:
         found = measured(lab, arm)
         expected = dict(PROMISED[lab])
+        if arm == ITSELF:
+            expected = {"loss": 1}
         if arm == "8 KV heads":
             expected["conversion"] = 3
 
@@ -245,7 +248,9 @@ def planted(lab: ModuleType, arm: str, seed: int) -> Measured:
     noise = 0.001 * seed
     if lab is kv_heads_lab:
         heads = kv_heads_lab.KV_HEADS[arm]
-        return {"loss": 2.0 + noise - 0.002 * heads, "cache": 16.0 * heads}
+        conversion = {"averaged": 3.0 + noise, "trained on": 2.1}
+        loss = 2.0 + noise - 0.002 * heads + 0.5 * (arm == ITSELF)
+        return {"loss": loss, "cache": 16.0 * heads, "conversion": conversion}
     if lab is memory_lab:
         share = {memory_lab.PLAIN: 1.0, memory_lab.HALF: 0.6}.get(arm, 0.2)
         return {"kept": 64.0 * share, "loss": 2.0 + noise}
@@ -254,11 +259,13 @@ def planted(lab: ModuleType, arm: str, seed: int) -> Measured:
         return {"deepest": loss + noise * len(arm)}
     if lab is segments_lab:
         gain = 0.2 * (segments_lab.ARMS[arm] > 0)
-        return {"first quarter": 2.4 - gain + noise, "rest": 2.2 - gain / 4 + noise / 2}
+        whole = {"whole": 2.25 - 0.44 * gain + noise}
+        return {"first quarter": 2.4 - gain + noise, "rest": 2.2 - gain / 4 + noise / 2, **whole}
 
     dense = arm == "dense"
     seconds = 0.1 * (1 + 3 * dense) + noise
-    return {"exponent": 1.1 + 0.9 * dense, "longest": seconds, "loss": 2.0 - 0.01 * dense + noise}
+    loss = 2.0 - 0.01 * dense + noise + 0.5 * (arm == ITSELF)
+    return {"exponent": 1.1 + 0.9 * dense, "longest": seconds, "loss": loss}
 
 
 SWAPPED = {
@@ -285,10 +292,27 @@ def test_planted_numbers_decide_the_verdict(lab: ModuleType) -> None:
 
 def test_one_head_that_is_much_worse_does_not_hold() -> None:
     def measure(arm: str, seed: int) -> Measured:
-        heads = kv_heads_lab.KV_HEADS[arm]
-        return {"loss": 2.0 + (0.3 if heads == 1 else 0.0) + 0.001 * seed, "cache": 1.0 * heads}
+        worse = {"loss": 2.3 + 0.001 * seed} if arm == "1 KV head" else {}
+        return {**planted(kv_heads_lab, arm, seed), **worse}
 
-    assert verdicts(kv_heads_lab, measure) == ["holds", "does not hold"]
+    assert verdicts(kv_heads_lab, measure) == ["holds", "does not hold", *["holds"] * 3]
+
+
+@pytest.mark.parametrize("lab", [kv_heads_lab, sparse_lab])
+def test_models_that_do_not_use_attention_prove_nothing(lab: ModuleType) -> None:
+    """Every pattern is as good as the dense one, but so is none at all."""
+    found = verdicts(lab, lambda arm, seed: {**planted(lab, arm, seed), "loss": 2.0 + 0.01 * seed})
+
+    assert found[-1] == "does not hold"
+    assert set(found[:-1]) == {"holds"}
+
+
+def test_a_loss_just_within_the_margin_is_hardly_worse() -> None:
+    def measure(arm: str, seed: int) -> Measured:
+        loss = 2.0 + 0.001 * seed * len(arm) / 10 + 0.045 * (arm == "1 KV head")
+        return {**planted(kv_heads_lab, arm, seed), "loss": loss}
+
+    assert verdicts(kv_heads_lab, measure)[1] == "holds"
 
 
 # Models that contradict the claim
@@ -324,7 +348,7 @@ def test_segments_without_any_memory_gain_nothing(monkeypatch: pytest.MonkeyPatc
         monkeypatch.setitem(segments_lab.ARMS, arm, 0)
 
     found = verdicts(segments_lab, lambda arm, seed: measured(segments_lab, arm, seed))
-    assert found == ["does not hold", "does not hold"]
+    assert found == ["does not hold"] * 3
 
 
 def test_warmup_that_is_left_out_everywhere_lowers_no_loss(

@@ -171,10 +171,12 @@ def spread(value: float, seed: int = 0) -> list[float]:
     return (value + noise - noise.mean()).tolist()
 
 
-def planted_run(without: float, others: float) -> Callable[[str, int], Measured]:
+def planted_run(
+    without: float, others: float, chosen: float = 0.99
+) -> Callable[[str, int], Measured]:
     def measure(arm: str, seed: int) -> Measured:
         accuracy = {run_lab.ALL: 1.0, run_lab.WITHOUT: without, run_lab.OTHERS: others}[arm]
-        weight = {run_lab.ALL: 0.5, run_lab.WITHOUT: 0.99, run_lab.OTHERS: 0.1}[arm]
+        weight = {run_lab.ALL: 0.5, run_lab.WITHOUT: chosen, run_lab.OTHERS: 0.1}[arm]
         return {run_lab.AT_ITS_LAYER: spread(accuracy, 1), "weight": spread(weight, 2)}
 
     return measure
@@ -184,6 +186,27 @@ def test_run_holds_only_if_the_head_matters_more_than_others() -> None:
     assert verdicts(run_lab, planted_run(0.7, 0.99)) == ["holds"] * 3
     assert verdicts(run_lab, planted_run(0.99, 0.7))[1:] == ["does not hold"] * 2
     assert verdicts(run_lab, planted_run(0.9, 0.9))[1:] == ["does not hold"] * 2
+    assert verdicts(run_lab, planted_run(0.7, 0.99, chosen=0.0))[0] == "does not hold"
+
+
+def test_the_head_of_run_is_not_chosen_on_the_sentences_of_the_test(
+    folders: dict[ModuleType, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other sentences of everyday English choose; those with 'run' have no say."""
+    subject = marked_words.pretrained(folders[run_lab], CPU)
+    seen: list[str] = []
+
+    def tokenize(subject: Pretrained, texts: list[str]) -> list[marked_words.TokenizedSentence]:
+        seen.extend(texts)
+        return []
+
+    chosen = torch.zeros(5, 2, 2)
+    chosen[:, 1, 0] = 0.9
+    monkeypatch.setattr(marked_words, "tokenize_words", tokenize)
+    monkeypatch.setattr(marked_words, "attention_to", lambda *args: chosen)
+    assert marked_words.head_for_word_before(subject, 5) == (1, 0)
+    assert seen == english_texts("valid")[:5]
+    assert not set(seen) & {sentence.text for sentence in part_of_speech_sentences()}
 
 
 def planted_senses(gain: float, own: float, other: float) -> Callable[[str, int], Measured]:

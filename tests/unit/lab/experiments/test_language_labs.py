@@ -180,6 +180,8 @@ def test_the_shape_of_a_curve():
 
     assert learning_curve.steepest(slow) == pytest.approx(4 / 20)
     assert learning_curve.steepest(fast) == 1
+    noise = {step: 0.01 * (step % 3) for step in range(20)}
+    assert learning_curve.steepest(noise) == 0
     assert learning_curve.half_way(slow) == 10 / 20
     assert learning_curve.half_way(fast) == 12 / 20
     assert learning_curve.tenths([4.0, 2.0] * 10) == dict.fromkeys(range(2, 21, 2), 3.0)
@@ -276,9 +278,9 @@ def masked_numbers(both: float, left: float, end: float) -> Callable[[str, int],
 
 def test_masked_judges_planted_numbers():
     assert verdicts(masked_lab, masked_numbers(0.6, 0.4, 0.3)) == all_hold(masked_lab)
-    assert verdicts(masked_lab, masked_numbers(0.4, 0.6, 0.3)) == ["does not hold"] * 4
-    assert verdicts(masked_lab, masked_numbers(0.5, 0.5, 0.3)) == ["does not hold"] * 4
-    assert verdicts(masked_lab, masked_numbers(0.6, 0.4, 0.6))[2] == "does not hold"
+    assert verdicts(masked_lab, masked_numbers(0.4, 0.6, 0.3))[:3] == ["does not hold"] * 3
+    assert verdicts(masked_lab, masked_numbers(0.5, 0.5, 0.3))[:3] == ["does not hold"] * 3
+    assert verdicts(masked_lab, masked_numbers(0.6, 0.4, 0.6))[2:4] == ["does not hold"] * 2
 
 
 # pretraining, one-body-many-tasks

@@ -150,6 +150,16 @@ def test_the_effect_is_drawn_beside_zero_and_what_matters() -> None:
     assert -0.5 in upright
 
 
+def test_better_than_needed_lies_in_the_region_of_not_worse() -> None:
+    (finding,) = planted_results(seeds=5).findings
+    for expects, ends in (("more", (0.0, None)), ("not worse", (None, 0.5))):
+        (axes,) = draw_effect(finding._replace(expects=expects)).axes
+        (region,) = axes.patches
+        left, right = axes.get_xlim()
+        expected = (left if ends[0] is None else ends[0], right if ends[1] is None else ends[1])
+        assert (region.get_x(), region.get_x() + region.get_width()) == pytest.approx(expected)
+
+
 def test_ticks_are_short() -> None:
     assert tick_text(1e18) == "1e+18"
     values = [0.05, 1.0, 9999.0, 20000.0, 3e6, 4.5e9, 2e13, -20000.0]

@@ -28,6 +28,9 @@ from qkv.training.setup.training_task import TrainingTask, assemble
 from qkv.training.step import gradients_of
 from qkv.training.systems.distributed import World
 
+ITSELF = "each token only itself"
+"""The arm without a view of other tokens."""
+
 
 def fit_python(cell: Cell, **choices: Any) -> Fitted:
     """Train a GPT of the cell's size on Python code, character by character.
@@ -185,8 +188,27 @@ def hardly_worse(arm: str, reference: str, margin: float) -> Check:
     """The check that the loss of an arm is at most `margin` above that of a reference."""
     return Check(
         f"The loss of {arm} is at most {margin:g} nats above that of {reference}",
-        lambda value: value(reference, "loss") + margin - value(arm, "loss"),
-        relevant=0.01,
+        lambda value: value(arm, "loss") - value(reference, "loss"),
+        relevant=margin,
+        expects="not worse",
+    )
+
+
+def attention_is_used(reference: str) -> Check:
+    """The control of `hardly_worse`: where attention is of no use, no pattern can do harm."""
+    return Check(
+        f"Attention matters at all: {ITSELF} has a higher loss than {reference}",
+        lambda value: value(ITSELF, "loss") - value(reference, "loss"),
+        relevant=0.1,
+    )
+
+
+def faster(arm: str) -> Check:
+    """The check that an arm takes less time than dense attention."""
+    return Check(
+        f"The {arm} pattern takes less time at the longest length (log2 of the ratio)",
+        lambda value: math.log2(value("dense", "longest") / value(arm, "longest")),
+        relevant=0.5,
     )
 
 

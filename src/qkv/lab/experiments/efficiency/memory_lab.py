@@ -89,5 +89,5 @@ EXPERIMENT = Experiment(
     large=Size(seeds=3, minutes=2, steps=50, width=768, depth=12, context=1024, rows=16),
     remark="Checkpointing pays with time: each block is computed twice. Half precision also keeps "
     "bf16 copies of the weights: for a few tokens they outweigh what all three together save.",
-    next_steps=("qkv train gpt --data my.txt --recompute True --micro-batch-tokens 1024",),
+    next_steps=("qkv train gpt --data my.txt --recompute --micro-batch-tokens 1024",),
 )  # fmt: skip

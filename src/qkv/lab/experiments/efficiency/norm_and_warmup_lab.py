@@ -61,9 +61,9 @@ EXPERIMENT = Experiment(
             relevant=0.1,
         ),
         Check(
-            "Norm before, deepest model: warm-up changes the loss by less than 0.2 nats",
+            "Norm before, deepest model: warm-up changes the loss by less than 0.15 nats",
             lambda value: value("before, none", "deepest") - value("before, warm-up", "deepest"),
-            relevant=0.2, expects="same",
+            relevant=0.15, expects="same",
         ),
         Check(
             "Without warm-up, the deepest model is better with the norm before",
@@ -80,10 +80,11 @@ EXPERIMENT = Experiment(
         seeds=4, minutes=6, depths=(2, 6, 12), steps=600, width=128, batch_tokens=4096,
         validation_batches=20, rate=2e-3,
     ),
-    remark="In three seeds warm-up also helped with the norm before, by 0.15 nats (after: 0.37). "
-    "With one block, no arm needed it.",
+    remark="At the small size, in three seeds, warm-up also helped with the norm before, by 0.15 "
+    "nats (after: 0.37). It may depend on the initial weights, here Glorot's: GPTs with small ones "
+    "(std 0.02) and the norm after gained nothing by it in one run each: 2.954 nats with and 2.953 "
+    "without warm-up (6 blocks), 3.22 and 3.02 (12 blocks).",
     next_steps=(
         "qkv lab norm-and-warmup --set rate=1e-3: does a lower rate replace the warm-up?",
-        "qkv train transformer --norm-placement after --warmup 400 --data turkish --out runs/after",
     ),
 )  # fmt: skip

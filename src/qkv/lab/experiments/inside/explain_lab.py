@@ -79,9 +79,9 @@ EXPERIMENT = Experiment(
     large=Size(
         seeds=5, minutes=3, model="english", width=256, depth=6, steps=2000, sentences=200, line=16
     ),
-    remark="Attention is related to what a prediction rests on (0.38), but no more than mere "
-    "nearness to the end (0.44); integrated gradients come closer (0.54). In SmolLM2 they do not "
-    "converge within 32 steps: their sum is far from the change of the logit.",
+    remark="At the small size attention is related to what a prediction rests on (0.38), but no "
+    "more than mere nearness to the end (0.44); integrated gradients come closer (0.54). In "
+    "SmolLM2 they do not converge within 32 steps: their sum is far from the change of the logit.",
     next_steps=(
         "qkv lab explain --set model=smollm2 --set sentences=10: a pre-trained model",
         "qkv look smollm2 'She opened an account at the' --view attribution",

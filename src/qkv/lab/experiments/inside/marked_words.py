@@ -14,6 +14,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from qkv import artifact
+from qkv.data.embedded.everyday_english import english_texts
 from qkv.data.sources.examples import Example
 from qkv.insight.inspect.capture import capture_attention
 from qkv.insight.inspect.model_input import Reading, make_side
@@ -120,6 +121,19 @@ def first_head(weights: Float[Tensor, "N L H"]) -> tuple[int, int]:
     above = (mean > 0.5).flatten().nonzero().flatten().tolist()
     layer, head = divmod((above or [int(mean.argmax())])[0], mean.shape[1])
     return layer, head
+
+
+def head_for_word_before(subject: Pretrained, count: int) -> tuple[int, int]:
+    """The `first_head` from a word to the one before it, chosen on sentences of everyday English.
+
+    Args:
+        subject: The model.
+        count: Number of sentences; of each the word in the middle is read.
+    """
+    texts = english_texts("valid")[:count]
+    middles = [len(text.split()) // 2 for text in texts]
+    tokens = tokenize_words(subject, texts)
+    return first_head(attention_to(subject, tokens, middles, [word - 1 for word in middles]))
 
 
 def weights_of_chosen(

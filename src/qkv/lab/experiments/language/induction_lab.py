@@ -88,6 +88,6 @@ EXPERIMENT = Experiment(
     large=Size(
         seeds=8, minutes=4, steps=3000, width=128, length=128, vocabulary=256, rows=64, rate=2e-3
     ),
-    remark="One layer stays near 20%: what came before a token must first be written into it.",
+    remark="At the small size one layer stays near 20%; to note what came before may take a layer.",
     next_steps=("qkv lab induction --set vocabulary=128", "qkv heads smollm2: a trained model"),
 )  # fmt: skip

@@ -86,9 +86,11 @@ EXPERIMENT = Experiment(
     large=Size(
         seeds=5, minutes=4, steps=1000, tuning_steps=150, width=256, depth=4, batch_tokens=8192
     ),
+    remark="All get the same tuning steps and rate. A model from scratch might need fewer labels "
+    "with more steps: part of what is saved may be steps. The first command below tells.",
     next_steps=(
+        "qkv lab pretraining --set tuning_steps=400: does training from scratch only need time?",
         "qkv lab pretraining --set steps=50: how much pre-training is enough?",
-        "qkv lab one-body-many-tasks",
         "qkv finetune --help: the same with a pre-trained model of yours",
     ),
 )  # fmt: skip

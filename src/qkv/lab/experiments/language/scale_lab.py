@@ -62,7 +62,7 @@ def draw_law(axes: Axes, results: Results) -> None:
 
 EXPERIMENT = Experiment(
     name="scale",
-    claim="Bigger language models are better: the loss falls as a power of the parameters.",
+    claim="Bigger language models are better: at equal tokens every doubling lowers the loss.",
     slides=("000 L145", "000 L191"),
     setup=(
         "GPTs of four widths, each twice the one before, learn the characters of Python files.",
@@ -74,7 +74,7 @@ EXPERIMENT = Experiment(
     arms=tuple(FACTORS),
     measure=measure,
     checks=(
-        Check("The loss falls with size: exponent of the power law", exponent, relevant=0.02),
+        Check("The loss falls with size: exponent of a fitted power", exponent, relevant=0.02),
         Check("Every doubling of the width lowers the loss", smallest_gain, relevant=0.02),
     ),
     panels=(
@@ -89,7 +89,7 @@ EXPERIMENT = Experiment(
         seeds=5, minutes=4, steps=1000, width=64, depth=4, heads=8, context=256, batch_tokens=16384,
         rate=0.04,
     ),
-    remark="Bigger is better at equal tokens. At equal compute it is not always: the right panel "
-    "shows that small models are ahead as long as little compute is spent.",
+    remark="Whether it is a power law is not tested: four sizes are too few. At equal compute "
+    "bigger need not be better: the right panel shows which size is ahead for how much compute.",
     next_steps=("qkv lab scale --set steps=1000", "qkv lab scale --set depth=4"),
 )  # fmt: skip

@@ -33,14 +33,14 @@ def measure(cell: Cell) -> Measured:
 
 EXPERIMENT = Experiment(
     name="tied",
-    claim="One matrix for both embeddings and the output layer saves parameters and costs nothing.",
+    claim="One matrix for both embeddings and the output layer saves parameters and costs little.",
     slides=("004 L91",),
     setup=(
         "Transformers translate the grammar's English into Turkish, word by word.",
         "Three tied: source embedding, target embedding and output layer are one matrix.",
         "Two tied: the source embedding is a matrix of its own; none tied: three matrices.",
         "Same data, same steps, same learning rate; loss on held-out pairs.",
-        f"Costs nothing: the loss is at most {MARGIN} nats higher than without tying.",
+        f"Costs little: the loss is at most {MARGIN} nats higher than without tying.",
     ),
     arms=tuple(WAYS),
     measure=measure,
@@ -53,13 +53,15 @@ EXPERIMENT = Experiment(
         ),
         Check(
             f"Three tied: at most {MARGIN} nats worse than none",
-            lambda value: value("none tied", "loss") + MARGIN - value("three tied", "loss"),
-            relevant=0.01,
+            lambda value: value("three tied", "loss") - value("none tied", "loss"),
+            relevant=MARGIN,
+            expects="not worse",
         ),
         Check(
             f"Two tied: at most {MARGIN} nats worse than none",
-            lambda value: value("none tied", "loss") + MARGIN - value("two tied", "loss"),
-            relevant=0.01,
+            lambda value: value("two tied", "loss") - value("none tied", "loss"),
+            relevant=MARGIN,
+            expects="not worse",
         ),
     ),
     panels=(
@@ -69,7 +71,8 @@ EXPERIMENT = Experiment(
     ),
     small=Size(seeds=3, minutes=2.3, steps=500, width=64, depth=1, batch_tokens=1024),
     large=Size(seeds=5, minutes=4, steps=1500, width=512, depth=4, batch_tokens=8192),
-    remark="Tied models learn more slowly: after 200 steps, one seed was 0.4 nats behind. "
+    remark="At the small size tied models learned more slowly: after 200 steps, one seed was 0.4 "
+    "nats behind. "
     "English and Turkish share hardly a word, so each of the untied tables has rows without use.",
     next_steps=("qkv lab tied --set width=128", "qkv lab tied --set steps=200"),
 )
