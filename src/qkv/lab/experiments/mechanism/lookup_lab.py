@@ -86,7 +86,7 @@ EXPERIMENT = Experiment(
         Panel("first gradient", y="norm", title="First gradient of W_q"),
     ),
     small=Size(seeds=5, minutes=0.2, steps=600, width=8, keys=16),
-    large=Size(seeds=10, minutes=2, steps=2000, width=16, keys=1024),
+    large=Size(seeds=5, minutes=2, steps=1000, width=16, keys=1024),
     remark="At the small size inner products learn less than softmax; a possible reason is that "
     "their sum has no scale. Softmax weights sum to 1, so the slide's factor 1/l is not needed.",
     next_steps=("qkv demo --board-only", "qkv lab lookup --set keys=64 --set steps=1000"),

@@ -79,7 +79,7 @@ EXPERIMENT = Experiment(
         Panel("weight gap", y="difference", title="Weights on both big", log="y"),
     ),
     small=Size(seeds=5, minutes=0.4, steps=300, width=32, depth=2),
-    large=Size(seeds=10, minutes=2, steps=1000, width=128, depth=6),
+    large=Size(seeds=5, minutes=2, steps=600, width=128, depth=6),
     remark="A causal mask is enough to know the order, as the lecture says later: the first big "
     "comes before dog, the second after it.",
     next_steps=("qkv lab positions: which models know absolute positions?", "qkv lab joins"),

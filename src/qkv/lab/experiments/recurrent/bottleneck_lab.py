@@ -72,7 +72,7 @@ EXPERIMENT = Experiment(
     ),
     panels=(Panel("copied", "length", "tokens right", levels={"chance": 1 / (VOCABULARY - 3)}),),
     small=Size(seeds=4, minutes=1.5, steps=300, width=64, longest=16, rate=3e-3),
-    large=Size(seeds=5, minutes=4, steps=3000, width=256, longest=64, rate=1e-3),
+    large=Size(seeds=4, minutes=4, steps=500, width=128, longest=32, rate=1e-3),
     remark=(
         "What fits through a vector also depends on training: a model without attention may only "
         "need more steps. The first next step tells."

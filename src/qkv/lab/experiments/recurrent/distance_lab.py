@@ -93,7 +93,7 @@ EXPERIMENT = Experiment(
         Panel("path", "tokens back", "steps between token and answer", log="xy"),
     ),
     small=Size(seeds=4, minutes=2, steps=200, farthest=32, width=32, rate=5e-3),
-    large=Size(seeds=5, minutes=5, steps=1000, farthest=256, width=64, rate=3e-3),
+    large=Size(seeds=4, minutes=5, steps=600, farthest=256, width=64, rate=3e-3),
     remark="'Maximum sequence length O(1)' on the slide is the path length, the right panel "
     "here. At the farthest distance the window is at chance, whatever is learned: it does not "
     "reach it.",

@@ -61,7 +61,7 @@ EXPERIMENT = Experiment(
         Panel("by head", "", "fraction of words", "By head", "dots", arms=("Transformer",)),
     ),
     small=Size(seeds=4, minutes=1.5, width=64, steps=400, sentences=80),
-    large=Size(seeds=8, minutes=4, width=128, steps=400, sentences=500),
+    large=Size(seeds=4, minutes=4, width=128, steps=400, sentences=500),
     remark="At the small size the mean over all heads of the Transformer aligns nearly every word, "
     "single heads 65% to 99%, so one head's picture can mislead.",
     next_steps=(

@@ -74,7 +74,7 @@ EXPERIMENT = Experiment(
         Panel("errors", "place in the sentence", "fraction of words wrong", "After the training"),
     ),
     small=Size(seeds=4, minutes=2.5, width=64, steps=480, points=8, sentences=200),
-    large=Size(seeds=6, minutes=4, width=128, steps=400, points=10, sentences=1000),
+    large=Size(seeds=4, minutes=4, width=128, steps=400, points=10, sentences=1000),
     remark="The lecture only names the technique. The curve of half and half tells if a mixture is "
     "a compromise.",
     next_steps=(

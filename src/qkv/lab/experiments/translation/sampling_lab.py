@@ -80,7 +80,7 @@ EXPERIMENT = Experiment(
         Panel(tr.VARIETY, "", "of ten samples", "Variety", arms=(COOL, USUAL, HOT)),
     ),
     small=Size(seeds=4, minutes=1, width=64, steps=260, sentences=60, draws=500, samples=10),
-    large=Size(seeds=8, minutes=3, width=128, steps=150, sentences=200, draws=2000, samples=10),
+    large=Size(seeds=4, minutes=3, width=128, steps=150, sentences=200, draws=2000, samples=10),
     next_steps=(
         "qkv lab sampling --set steps=400: what does temperature do to a model that is sure?",
         "qkv generate smollm2 --temperature 2: what does a large model write?",

@@ -67,7 +67,7 @@ EXPERIMENT = Experiment(
         Panel("aligned words", "", "fraction of words", "Attention on the right word"),
     ),
     small=Size(seeds=4, minutes=2, width=64, steps=450, rate=1e-2, points=8, sentences=200),
-    large=Size(seeds=8, minutes=3, width=128, steps=400, rate=1e-2, points=10, sentences=500),
+    large=Size(seeds=4, minutes=3, width=128, steps=400, rate=1e-2, points=10, sentences=500),
     remark="The checks compare what is learned in the end; the curves tell which score begins to "
     "learn first.",
     next_steps=(
