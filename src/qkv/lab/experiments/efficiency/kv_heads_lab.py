@@ -82,7 +82,7 @@ EXPERIMENT = Experiment(
         validation_batches=20, rate=1e-3,
     ),
     remark="A model that has learned little cannot lose much: the last check tells whether other "
-    "tokens matter. At the small size a converted model recovers most, but not all of its loss.",
+    "tokens matter. At the small size, in one run, a converted model won most of its loss back.",
     next_steps=(
         "qkv train gpt --data my.txt --heads 8 --kv-heads 1 --out runs/multi-query",
         "qkv lab kv-heads --seeds 8 --set steps=1000: does the difference grow with training?",

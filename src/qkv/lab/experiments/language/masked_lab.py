@@ -79,7 +79,7 @@ EXPERIMENT = Experiment(
     large=Size(
         seeds=5, minutes=4, steps=3000, width=256, depth=4, batch_tokens=8192, sentences=1000
     ),
-    remark="It depends on the text: where words are drawn independently, as most are in the "
+    remark="It may depend on the text: where words are drawn independently, as most are in the "
     "sentences of the grammar, those after a gap cannot tell what is missing.",
     next_steps=("qkv fill --help: fill a gap yourself", "qkv lab masked --set steps=2000"),
 )  # fmt: skip
