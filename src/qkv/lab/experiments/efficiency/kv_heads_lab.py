@@ -78,7 +78,7 @@ EXPERIMENT = Experiment(
         validation_batches=30, rate=3e-3,
     ),
     large=Size(
-        seeds=5, minutes=4, steps=1500, width=256, depth=6, context=256, batch_tokens=8192,
+        seeds=3, minutes=4, steps=1500, width=256, depth=6, context=256, batch_tokens=8192,
         validation_batches=20, rate=1e-3,
     ),
     remark="A model that has learned little cannot lose much: the last check tells whether other "

@@ -77,7 +77,7 @@ EXPERIMENT = Experiment(
         validation_batches=8, rate=3e-3,
     ),
     large=Size(
-        seeds=4, minutes=6, depths=(2, 6, 12), steps=600, width=128, batch_tokens=4096,
+        seeds=3, minutes=6, depths=(2, 12), steps=400, width=128, batch_tokens=4096,
         validation_batches=20, rate=2e-3,
     ),
     remark="At the small size, in three seeds, warm-up also helped with the norm before, by 0.15 "

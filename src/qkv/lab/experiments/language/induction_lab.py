@@ -86,7 +86,7 @@ EXPERIMENT = Experiment(
         seeds=5, minutes=1.7, steps=1000, width=64, length=48, vocabulary=64, rows=16, rate=3e-3
     ),
     large=Size(
-        seeds=8, minutes=4, steps=3000, width=128, length=128, vocabulary=256, rows=64, rate=2e-3
+        seeds=4, minutes=4, steps=3000, width=128, length=128, vocabulary=256, rows=64, rate=2e-3
     ),
     remark="At the small size one layer stays near 20%; to note what came before may take a layer.",
     next_steps=("qkv lab induction --set vocabulary=128", "qkv heads smollm2: a trained model"),

@@ -77,7 +77,7 @@ EXPERIMENT = Experiment(
         seeds=3, minutes=2, steps=900, width=64, depth=2, batch_tokens=1024, sentences=300
     ),
     large=Size(
-        seeds=5, minutes=4, steps=3000, width=256, depth=4, batch_tokens=8192, sentences=1000
+        seeds=3, minutes=4, steps=3000, width=256, depth=4, batch_tokens=8192, sentences=1000
     ),
     remark="It may depend on the text: where words are drawn independently, as most are in the "
     "sentences of the grammar, those after a gap cannot tell what is missing.",

@@ -86,7 +86,7 @@ EXPERIMENT = Experiment(
         rate=0.04,
     ),
     large=Size(
-        seeds=5, minutes=4, steps=1000, width=64, depth=4, heads=8, context=256, batch_tokens=16384,
+        seeds=3, minutes=4, steps=500, width=64, depth=4, heads=8, context=256, batch_tokens=16384,
         rate=0.04,
     ),
     remark="Whether it is a power law is not tested: four sizes are too few. At equal compute "

@@ -75,6 +75,6 @@ EXPERIMENT = Experiment(
         Panel("loss", y="nats", title="Loss of the last steps", log="y"),
     ),
     small=Size(seeds=5, minutes=1.2, steps=400, width=32, length=32),
-    large=Size(seeds=5, minutes=3, steps=1500, width=128, length=256),
+    large=Size(seeds=3, minutes=3, steps=600, width=128, length=256),
     next_steps=("qkv train gpt --data python --join product", "qkv lab positions"),
 )

@@ -87,7 +87,7 @@ EXPERIMENT = Experiment(
         Panel("accuracy", "magnitude", "accuracy", "After training", log="x"),
     ),
     small=Size(seeds=5, minutes=1.2, steps=200, width=32, depth=2),
-    large=Size(seeds=5, minutes=3, steps=400, width=128, depth=6),
+    large=Size(seeds=3, minutes=3, steps=150, width=128, depth=6),
     remark="The derivative of a saturated softmax vanishes, but the gradient of cross-entropy does "
     "not: for a wrong answer it is near -1 at the right token's logit. With squared error it does "
     "vanish. At the small size large embeddings train slowly with either, and norms before the "

@@ -69,7 +69,7 @@ EXPERIMENT = Experiment(
         seeds=5, minutes=1.7, steps=400, width=32, length=8, rate=3e-3, head_widths=(16, 64, 256)
     ),
     large=Size(
-        seeds=5, minutes=5, steps=1000, width=64, length=12, rate=1e-3, head_widths=(16, 128, 1024)
+        seeds=3, minutes=5, steps=500, width=64, length=12, rate=1e-3, head_widths=(16, 128, 1024)
     ),
     remark="A small derivative of the softmax does not mean a small gradient of W_q and W_k. At "
     "the small size, with heads of 256, theirs is larger without scaling: 0.1 against 0.006 at the "

@@ -74,7 +74,7 @@ EXPERIMENT = Experiment(
     ),
     panels=(Panel("accuracy", y="accuracy", title="Four lookups", levels={"chance": 1 / 64}),),
     small=Size(seeds=5, minutes=1.5, steps=800, width=64, length=32, rate=3e-3),
-    large=Size(seeds=5, minutes=3, steps=1500, width=128, length=64, rate=2e-3),
+    large=Size(seeds=3, minutes=3, steps=700, width=128, length=64, rate=2e-3),
     remark="Each head has one weight per position pair, so one head in one layer can only mix the "
     "four tokens. With a small vocabulary a mixture may suffice: in a trial with two lookups and "
     "10 tokens, one head did as well.",
