@@ -28,45 +28,8 @@ PACKAGE = Path(lectures.__file__).parents[1]
 TASKS = PACKAGE / "evaluation" / "tasks"
 ROWS = read_lectures().rows
 
-# Until every experiment is merged; then `experiments.modules()` and the two matrices.
-PLANNED = {
-    "lookup",
-    "scaling",
-    "bottleneck",
-    "vanishing",
-    "distance",
-    "cost",
-    "parallel",
-    "order",
-    "cheating",
-    "several-heads",
-    "run",
-    "senses",
-    "residual",
-    "magnitude",
-    "positions",
-    "joins",
-    "table2",
-    "scores",
-    "alignment",
-    "forcing",
-    "sampling",
-    "pretraining",
-    "scale",
-    "shots",
-    "masked",
-    "kv-heads",
-    "sparse",
-    "segments",
-    "memory",
-    "one-body-many-tasks",
-    "tied",
-    "explain",
-    "induction",
-    "norm-and-warmup",
-    "cats",
-    "mask",
-}
+
+EXPERIMENTS = {*experiments.modules(), "cats", "mask"}
 
 # The rows
 
@@ -165,9 +128,9 @@ def named_experiments() -> set[str]:
 
 
 def test_every_experiment_exists() -> None:
-    existing = PLANNED | set(experiments.modules())
+    existing = EXPERIMENTS
     assert named_experiments() <= existing
-    assert PLANNED - named_experiments() == set()
+    assert EXPERIMENTS - named_experiments() == set()
 
 
 def command_lines() -> list[tuple[str, str]]:
@@ -207,7 +170,7 @@ def fault_of(command: str) -> str | None:
     if program != "qkv" or name not in COMMANDS:
         return name
     if name == "lab":
-        return None if rest[0] in PLANNED | set(experiments.modules()) else rest[0]
+        return None if rest[0] in EXPERIMENTS else rest[0]
     if name == "draw" and not (rest[0] in draw.FIGURES or rest[0] in PRESETS):
         return rest[0]
 

@@ -30,7 +30,7 @@ from qkv.lab.experiments.inside import (
     shots_lab,
     token_importance,
 )
-from qkv.lab.experiments.inside.marked_words import OTHER, OWN, SHARED, Pretrained
+from qkv.lab.experiments.inside.marked_words import OTHER, OWN, SHARED, PackagedModel
 from qkv.lab.experiments.inside.position_probes import BIDIRECTIONAL
 from qkv.lab.lab_results import Results
 from qkv.lab.sweep import measure_cell
@@ -196,7 +196,7 @@ def test_the_head_of_run_is_not_chosen_on_the_sentences_of_the_test(
     subject = marked_words.pretrained(folders[run_lab], CPU)
     seen: list[str] = []
 
-    def tokenize(subject: Pretrained, texts: list[str]) -> list[marked_words.TokenizedSentence]:
+    def tokenize(subject: PackagedModel, texts: list[str]) -> list[marked_words.TokenizedSentence]:
         seen.extend(texts)
         return []
 
@@ -393,14 +393,14 @@ def test_answers_are_those_of_greedy_decoding(folders: dict[ModuleType, str]) ->
 
 
 @pytest.fixture
-def subject() -> Pretrained:
+def subject() -> PackagedModel:
     tokenizer = text.train("words", ["the cat sat on the mat"], 20)
     torch.manual_seed(0)
     config = GPTConfig(vocabulary=tokenizer.vocabulary, context=16, **SMALL)
-    return Pretrained(GPT(config).double().eval(), tokenizer)
+    return PackagedModel(GPT(config).double().eval(), tokenizer)
 
 
-def test_integrated_gradients_sum_to_what_the_words_change(subject: Pretrained) -> None:
+def test_integrated_gradients_sum_to_what_the_words_change(subject: PackagedModel) -> None:
     model = subject.model
     reading = insight.read(model, subject.tokenizer, "the cat sat on")
     base = token_importance.mean_embedding(model)
@@ -414,7 +414,7 @@ def test_integrated_gradients_sum_to_what_the_words_change(subject: Pretrained) 
     assert abs(full - empty) > 1e-4
 
 
-def test_ablation_replaces_one_embedding_at_a_time(subject: Pretrained) -> None:
+def test_ablation_replaces_one_embedding_at_a_time(subject: PackagedModel) -> None:
     model: Any = subject.model
     reading = insight.read(model, subject.tokenizer, "the cat sat")
     effects = token_importance.ablation(model, reading, 3)
@@ -430,7 +430,7 @@ def test_ablation_replaces_one_embedding_at_a_time(subject: Pretrained) -> None:
             assert effects[n] == pytest.approx(float(before - model(changed)[0, -1, 3]), abs=1e-6)
 
 
-def test_all_methods_score_every_token(subject: Pretrained) -> None:
+def test_all_methods_score_every_token(subject: PackagedModel) -> None:
     scores = token_importance.importance(subject, "the cat sat on", 4)
     assert tuple(scores) == token_importance.METHODS
     assert all(len(values) == 4 for values in scores.values())

@@ -11,19 +11,21 @@ import torch
 
 from qkv.data.embedded.everyday_english import english_texts
 from qkv.lab.experiment import Cell, Check, Experiment, Measured, Panel, Size
-from qkv.lab.experiments.inside.marked_words import Pretrained, pretrained
+from qkv.lab.experiments.inside.marked_words import PackagedModel, pretrained
 from qkv.lab.experiments.inside.token_importance import METHODS, importance, rank_correlation
 from qkv.lab.fit import fit_text
 from qkv.models import GPTConfig
 
 
 @cache
-def small_model(width: int, depth: int, steps: int, seed: int, device: torch.device) -> Pretrained:
+def small_model(
+    width: int, depth: int, steps: int, seed: int, device: torch.device
+) -> PackagedModel:
     """A small GPT of everyday English: trained once in a process, since all arms explain it."""
     config = GPTConfig(width=width, depth=depth, heads=4, context=32)
     options: dict[str, Any] = {"tokenizer": "words", "rate": 3e-3, "validation_batches": 1}
     fitted = fit_text(config, "english", steps, seed=seed, device=device, **options)
-    return Pretrained(fitted.model, fitted.task.tokenizer)
+    return PackagedModel(fitted.model, fitted.task.tokenizer)
 
 
 def measure(cell: Cell) -> Measured:

@@ -29,7 +29,7 @@ SHARED = "head of all other words"
 MEAN = "mean of all heads"
 
 
-class Pretrained(NamedTuple):
+class PackagedModel(NamedTuple):
     """A pre-trained model with its tokenizer."""
 
     model: Model
@@ -44,7 +44,7 @@ class TokenizedSentence(NamedTuple):
 
 
 @cache
-def pretrained(name: str, device: torch.device) -> Pretrained:
+def pretrained(name: str, device: torch.device) -> PackagedModel:
     """Load a model once in a process: minilm, smollm2 or a folder.
 
     Raises:
@@ -54,13 +54,13 @@ def pretrained(name: str, device: torch.device) -> Pretrained:
     if tokenizer is None:
         raise ValueError(f"model: {name} has no tokenizer; expected minilm or smollm2")
 
-    return Pretrained(model.to(device).eval(), tokenizer)
+    return PackagedModel(model.to(device).eval(), tokenizer)
 
 
 # What the model reads
 
 
-def tokenize_words(subject: Pretrained, texts: Sequence[str]) -> list[TokenizedSentence]:
+def tokenize_words(subject: PackagedModel, texts: Sequence[str]) -> list[TokenizedSentence]:
     """The sentences as the model reads them, with the pieces of each word of `text.split()`."""
     frame = frame_of(subject.model, subject.tokenizer, "tag", "first")
     examples = [Example(tuple(text.split()), None, text) for text in texts]
@@ -75,7 +75,7 @@ def tokenize_words(subject: Pretrained, texts: Sequence[str]) -> list[TokenizedS
 
 
 def word_vectors(
-    subject: Pretrained, sentences: Sequence[TokenizedSentence], words: Sequence[int]
+    subject: PackagedModel, sentences: Sequence[TokenizedSentence], words: Sequence[int]
 ) -> dict[str, Float[Tensor, "N E"]]:
     """The vector of one word of each sentence (its last piece), for each layer."""
     positions = []
@@ -92,7 +92,7 @@ def word_vectors(
 
 
 def attention_to(
-    subject: Pretrained,
+    subject: PackagedModel,
     sentences: Sequence[TokenizedSentence],
     queries: Sequence[int],
     keys: Sequence[int],
@@ -123,7 +123,7 @@ def first_head(weights: Float[Tensor, "N L H"]) -> tuple[int, int]:
     return layer, head
 
 
-def head_for_word_before(subject: Pretrained, count: int) -> tuple[int, int]:
+def head_for_word_before(subject: PackagedModel, count: int) -> tuple[int, int]:
     """The `first_head` from a word to the one before it, chosen on sentences of everyday English.
 
     Args:

@@ -8,7 +8,7 @@ import torch
 
 from qkv.evaluation.likelihood import Row, read_batch, token_log_probabilities
 from qkv.generation.text import prompt_ids
-from qkv.lab.experiments.inside.marked_words import Pretrained
+from qkv.lab.experiments.inside.marked_words import PackagedModel
 from qkv.models import GPT
 
 Pair = tuple[str, str]
@@ -33,7 +33,7 @@ def prompt(task: str, examples: Sequence[Pair]) -> str:
 
 @torch.no_grad()
 def right_answers(
-    subject: Pretrained, before: str, questions: Sequence[Pair]
+    subject: PackagedModel, before: str, questions: Sequence[Pair]
 ) -> tuple[list[float], list[float]]:
     """Ask every question after the same prompt, which is read once.
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from qkv.insight.inspect.attribution import contributions
 from qkv.insight.inspect.capture import capture_attention
 from qkv.insight.inspect.model_input import Reading, ids_of, read
-from qkv.lab.experiments.inside.marked_words import Pretrained
+from qkv.lab.experiments.inside.marked_words import PackagedModel
 from qkv.models.model import Model, backbone_of
 
 ATTENTION = "attention"
@@ -24,7 +24,7 @@ TOKENS = "embedding.token"
 METHODS = (ATTENTION, GRADIENT, INTEGRATED, ABLATION, RECENCY)
 
 
-def importance(subject: Pretrained, text: str, steps: int) -> dict[str, Float[Tensor, "T"]]:
+def importance(subject: PackagedModel, text: str, steps: int) -> dict[str, Float[Tensor, "T"]]:
     """The importance of each token for the likeliest next token, by every method.
 
     Args:
