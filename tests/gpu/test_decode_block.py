@@ -37,6 +37,9 @@ def qkv() -> SimpleNamespace:
     everything: dict[str, Any] = {}
     for module in (generation, models, attention, norm, cache, hooks):
         everything |= vars(module)
+        for name in getattr(module, "__all__", ()):  # names that are imported at first use
+            everything[name] = getattr(module, name)
+
     everything |= {
         "decode_cuda_graph": decode_cuda_graph,
         "next_logits": next_logits,

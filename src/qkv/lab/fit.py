@@ -78,8 +78,6 @@ def fit(
     if loss is None:
         assert isinstance(model, Model)
         objective = Objective(model, precision=precision).train()
-        if world.device.type == "cuda" and can_be_captured(model):
-            objective.use_cuda_graph(wait=2)
 
     model.train()
     fine = torch.zeros((), device=world.device)
@@ -108,14 +106,6 @@ def fit(
 
     model.eval()
     return torch.stack(losses).tolist() if losses else []
-
-
-def can_be_captured(model: Model) -> bool:
-    """Whether steps can be CUDA graphs: small models spend most of a step on launching kernels.
-
-    Recurrent layers and Transformer-XL's memory read back from the device.
-    """
-    return bool(model.stacks) and (model.uses_kv_cache or not model.is_causal)
 
 
 def fit_text(
