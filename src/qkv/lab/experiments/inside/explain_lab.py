@@ -81,8 +81,8 @@ EXPERIMENT = Experiment(
     large=Size(
         seeds=5, minutes=3, model="english", width=256, depth=6, steps=2000, sentences=200, line=16
     ),
-    remark="At the small size attention is related to what a prediction rests on (0.38), but no "
-    "more than mere nearness to the end (0.44); integrated gradients come closer (0.54). In "
+    remark="At the small size attention is related to what a prediction rests on (0.39), but no "
+    "more than mere nearness to the end (0.51); integrated gradients come closer (0.50). In "
     "SmolLM2 they do not converge within 32 steps: their sum is far from the change of the logit.",
     next_steps=(
         "qkv lab explain --set model=smollm2 --set sentences=10: a pre-trained model",
