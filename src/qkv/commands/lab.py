@@ -162,7 +162,7 @@ def print_verdict(results: Results, console: Console) -> None:
         word = f"[{STYLES[finding.verdict]}]{finding.verdict}[/]"
         console.print(f"  {word}: {escape(finding.says)}. {escape(finding.test)}", soft_wrap=True)
 
-    if results.experiment.remark:
+    if results.experiment.remark and not results.changed:
         console.print(escape(results.experiment.remark), soft_wrap=True)
 
 

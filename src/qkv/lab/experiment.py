@@ -203,6 +203,11 @@ class Experiment:
 
             check_setting(key, value, known[key])
 
+        for key, value in settings.items():
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            if key != "seeds" and is_number and value <= 0 < known[key]:
+                raise ValueError(f"{key}: expected a number above 0, as {known[key]}, not {value}")
+
         if settings.get("seeds", 1) < 1:
             raise ValueError(f"seeds: expected 1 or more, not {settings['seeds']}")
 

@@ -156,6 +156,12 @@ class Results:
         return value
 
     @property
+    def changed(self) -> dict[str, Any]:
+        """Settings that differ from those of the experiment's size."""
+        usual = self.experiment.size(self.facts.get("size", "small")).settings
+        return {key: value for key, value in self.size.settings.items() if usual.get(key) != value}
+
+    @property
     def verdict(self) -> VerdictWord:
         """holds, does not hold, or cannot be told at this size."""
         return overall(self.findings)

@@ -53,7 +53,7 @@ def run(
     seeds: int | None = None,
     out: Path | str | None = FOLDER,
     device: str | None = None,
-    workers: int | None = None,
+    workers: int | None = 1,
     console: Console | None = None,
     **settings: object,
 ) -> Results:
@@ -65,7 +65,8 @@ def run(
         seeds: How often each arm is measured (default: what the experiment says).
         out: Folder for the page, the figures and what was measured; None writes nothing.
         device: cpu, cuda ...; by default the CPU for the small size, and a GPU for the large one.
-        workers: Processes side by side; by default one for each core.
+        workers: Processes side by side; None for one on each core. A script that starts several
+            needs `if __name__ == "__main__":` around the call, as always with processes.
         console: Where to print the plan and the progress; None prints nothing.
         settings: Other values for settings of the size, such as steps.
 

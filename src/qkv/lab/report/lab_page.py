@@ -70,7 +70,7 @@ def page(results: Results) -> str:
         table_section(results),
         verdict_section(results),
     ]
-    if experiment.remark:
+    if experiment.remark and not results.changed:
         sections.append(section("Remark", f"<p>{code_text(experiment.remark)}</p>"))
     if experiment.next_steps:
         sections.append(section("What to try next", items(experiment.next_steps)))
@@ -78,6 +78,10 @@ def page(results: Results) -> str:
     sections.append(section("How it was measured", facts_list(results)))
     slides = ", ".join(experiment.slides)
     place = f"Experiment {experiment.name} · lectures: {slides}"
+    if results.changed:
+        texts = [f"{key} = {value}" for key, value in results.changed.items()]
+        place += f" · changed settings: {', '.join(texts)}"
+
     return document(f"{experiment.name}: lab", place, "\n".join(sections), page_data(results))
 
 
