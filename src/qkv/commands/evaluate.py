@@ -54,8 +54,8 @@ class Evaluate(ProtocolFlags):
     """Folders of runs or of transformers, GGUF files, or smollm2."""
     task: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
     """lambada, hellaswag, cbt, blimp, sst-2, rte, translation, perplexity, masked-words; agreement,
-    last-word, french and french-slide (the lecture's prompt) have embedded data; or a task file (.toml). NAME=FILE gives the task
-    its data."""
+    last-word, french and french-slide (the lecture's prompt) have embedded data; or a task file
+    (.toml). NAME=FILE gives the task its data."""
     data: tuple[str, ...] = ()
     """The data of the task without =FILE; with several such tasks, one file each, in order."""
     shots: tuple[int, ...] = (0,)

@@ -206,8 +206,8 @@ class Sweep:
                 yield future.result()
         except BrokenProcessPool:
             raise RuntimeError(
-                f"{self.experiment.name}: a process was killed, perhaps for lack of memory; workers "
-                "= 1 needs less, and no `if __name__ == '__main__':` in a script"
+                f"{self.experiment.name}: a process was killed, perhaps for lack of memory; with 1 "
+                "worker less is needed, and no `if __name__ == '__main__':` in a script"
             ) from None
         finally:
             # Not shutdown alone, which would wait for the measurements that run
