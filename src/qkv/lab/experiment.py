@@ -204,8 +204,8 @@ class Experiment:
             check_setting(key, value, known[key])
 
         for key, value in settings.items():
-            is_number = isinstance(value, int | float) and not isinstance(value, bool)
-            if key != "seeds" and is_number and value <= 0 < known[key]:
+            is_count = isinstance(known[key], int) and key != "seeds"
+            if is_count and value <= 0 < known[key]:
                 raise ValueError(f"{key}: expected a number above 0, as {known[key]}, not {value}")
 
         if settings.get("seeds", 1) < 1:
