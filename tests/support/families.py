@@ -111,7 +111,7 @@ RNN_KINDS: dict[str, dict[str, Any]] = {
     "tied": {"tied": True},
     "other source": {"source_vocabulary": 7},
     "three residual layers": {"depth": 3, "residual": True},
-    "residual lstm without attention": {
+    "residual lstm, none": {
         "depth": 2,
         "residual": True,
         "cell": "lstm",

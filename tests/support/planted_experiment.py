@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from qkv.lab import Cell, Check, Experiment, Panel, Results, Size
+from qkv.lab.sweep import FIRST_SEED
 
 SPEC = f"{Path(__file__).resolve()}:PLANTED"
 ARMS = ("with", "without")
@@ -24,9 +25,9 @@ def measure(cell: Cell) -> dict[str, Any]:
         raise KeyError("a planted fault")
     if size.fault == "nan":
         return {"score": float("nan")}
-    if size.fault == "killed" and cell.seed == 1:
+    if size.fault == "killed" and cell.seed == FIRST_SEED + 1:
         os.kill(os.getpid(), signal.SIGKILL)
-    if cell.seed > 0:
+    if cell.seed > FIRST_SEED:
         time.sleep(float(os.environ.get("PLANTED_WAIT", "0")))
 
     shared = torch.randn((), generator=torch.Generator().manual_seed(cell.seed)).item()

@@ -171,7 +171,7 @@ def test_the_flags_stored_for_completion_are_those_of_the_commands() -> None:
         ("generate none --beyond slid", "--beyond: expected one of refuse, slide, extend"),
         ("generate none --temperature -1", "temperature: expected 0"),
         ("finetune minilm {new} --task clasify", "--task: expected one of classify, pair"),
-        ("lab cast", "lab: there is no experiment 'cast'; did you mean cats?"),
+        ("lab cheatin", "lab: there is no experiment 'cheatin'; did you mean cheating?"),
         ("plot x --x foo", "--x: expected one of step, tokens, seconds, not 'foo'"),
         ("presets all", "unexpected argument 'all'; qkv presets --help shows the usage"),
         ("presets --verbose", "--verbose: unknown flag; qkv presets --help lists them"),

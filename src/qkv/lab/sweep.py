@@ -207,7 +207,8 @@ class Sweep:
         except BrokenProcessPool:
             raise RuntimeError(
                 f"{self.experiment.name}: a process was killed, perhaps for lack of memory; with 1 "
-                "worker less is needed, and no `if __name__ == '__main__':` in a script"
+                "worker less is needed, and no `if __name__ == '__main__':` in a script; what was "
+                "measured is kept"
             ) from None
         finally:
             # Not shutdown alone, which would wait for the measurements that run

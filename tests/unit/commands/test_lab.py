@@ -45,13 +45,13 @@ def test_one_experiment_prints_its_verdict_and_writes_its_page(qkv: Qkv, tmp_pat
     verdict = next(line for line in lines if line.startswith("holds: The arm <with>"))
     finding = lines[lines.index(verdict) + 1]
     assert finding.startswith("  holds: With is better. Mean effect ")
-    assert lines[-1] == str(tmp_path / "planted" / "index.html")
+    assert lines[-1] == str(tmp_path / "planted-noise-0.1" / "index.html")
 
-    files = {path.name for path in (tmp_path / "planted").iterdir()}
+    files = {path.name for path in (tmp_path / "planted-noise-0.1").iterdir()}
     names = ("index.html", "planted.png", "planted.svg", "result.json", "thumbnail.png")
     assert files >= {*names, "measured"}
     assert (tmp_path / "index.html").is_file()
-    result = json.loads((tmp_path / "planted" / "result.json").read_text())
+    result = json.loads((tmp_path / "planted-noise-0.1" / "result.json").read_text())
     assert result["command"].endswith("--seeds 3 --set noise=0.1")
 
     again = qkv("lab", SPEC, "--out", tmp_path, "--set", "noise=0.1")

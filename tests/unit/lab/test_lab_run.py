@@ -23,7 +23,7 @@ def test_run_is_quiet_and_returns_a_table(
 
     assert (captured.out, captured.err) == ("", "")
     assert list(tmp_path.iterdir()) == []
-    assert results.units == [0, 1, 2, 3]
+    assert results.units == [200, 201, 202, 203]
     assert results.verdict == "does not hold"
     assert results.size.effect == -1.0
 
