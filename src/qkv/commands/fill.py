@@ -14,8 +14,10 @@ from qkv.command_line.model_opening import Machine, ModelName, open_model
 from qkv.command_line.terminal_bars import probability_bars
 from qkv.command_line.user_input import note_unknown, read_standard_input
 from qkv.generation.fill import Guess, fill, masks_of
-from qkv.lab import fill_model
 from qkv.models import BERT
+
+ENGLISH = "english"
+"""The name of the small BERT that is trained here."""
 
 
 def run(
@@ -45,7 +47,9 @@ def run(
     if not masked:
         raise ValueError("text: it is empty; expected a text with [mask] where a word is missing")
 
-    if model == fill_model.NAME and not Path(model).exists():
+    if model == ENGLISH and not Path(model).exists():
+        from qkv.lab import fill_model  # it imports the training
+
         folder = fill_model.trained_bert(Console(highlight=False, stderr=True))
         if folder is None:
             return

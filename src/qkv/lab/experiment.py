@@ -12,7 +12,6 @@ import torch
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-X = float | int | str
 Y = float | Sequence[float]
 """A number; or, in an experiment without seeds, one number for each unit (sentence, word ...)."""
 Measured = Mapping[str, Y | Mapping[Any, Y]]
@@ -203,19 +202,14 @@ class Experiment:
 
             check_setting(key, value, known[key])
 
-        for key, value in settings.items():
-            is_count = isinstance(known[key], int) and key != "seeds"
-            if is_count and value <= 0 < known[key]:
-                raise ValueError(f"{key}: expected a number above 0, as {known[key]}, not {value}")
-
-        if settings.get("seeds", 1) < 1:
-            raise ValueError(f"seeds: expected 1 or more, not {settings['seeds']}")
-
         return Size(**{**known, **settings})
 
 
 def check_setting(key: str, value: Any, default: Any) -> None:
-    """Raise unless a value has the type of the default; an integer may stand for a float."""
+    """Raise unless a value has the type of the default; an integer may stand for a float.
+
+    A count, such as steps, is 1 or more.
+    """
     expected: tuple[type, ...] = (type(default),)
     if isinstance(default, float):
         expected = (float, int)
@@ -224,3 +218,5 @@ def check_setting(key: str, value: Any, default: Any) -> None:
         raise ValueError(
             f"{key}: expected {expected[0].__name__}, such as {default!r}, not {value!r}"
         )
+    if type(default) is int and value < 1 <= default:
+        raise ValueError(f"{key}: expected 1 or more, not {value}")

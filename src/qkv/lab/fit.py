@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import islice
+from statistics import fmean
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -170,6 +171,19 @@ def validation_loss(model: Model, task: TrainingTask, batches: int | None = None
     mean, _ = validate(Objective(model), data, world)
     model.eval()
     return mean
+
+
+@torch.no_grad()
+def validation_accuracy(model: Model, task: TrainingTask, batches: int) -> float:
+    """The fraction of next tokens that a language model gets right in held-out text."""
+    model.eval()
+    device = next(model.parameters()).device
+    right = []
+    for batch in islice(task.validation.ordered(), batches):
+        batch = batch.to(device)
+        right.append(accuracy(model(batch.ids), batch.targets))
+
+    return fmean(right)
 
 
 def accuracy(logits: Tensor, targets: Tensor) -> float:

@@ -23,18 +23,17 @@ from qkv.lab.report.lab_page import PAGE
 from qkv.lab.report.result_files import is_written, write_results
 from qkv.lab.sweep import Sweep
 from qkv.machine import cpu_model, usable_cores
-from qkv.model_names import PACKAGED, model_path, packaged_path
+from qkv.model_names import PACKAGED, model_path
 from qkv.training.logging.progress import clock
 from qkv.training.systems.distributed import device_named
 from qkv.version import __version__
 
+FOLDER = Path("runs/lab")
+"""Where results go by default: one folder for each experiment and size."""
+
 
 class MissingModel(ValueError):
     """An experiment needs a packaged model that is not installed."""
-
-
-FOLDER = Path("runs/lab")
-"""Where results go by default: one folder for each experiment and size."""
 
 
 class Planned(NamedTuple):
@@ -88,9 +87,10 @@ def run(
     with progress_line(console, [planned]) as report:
         results = complete(planned, report)
 
-    if out is not None:
-        write_results(results, Path(out) / folder_name(planned.sweep.experiment, size, settings))
-        write_book(Path(out))
+    folder = planned.sweep.folder
+    if folder is not None:
+        write_results(results, folder)
+        write_book(folder.parent)
 
     return results
 
@@ -137,7 +137,8 @@ def run_all(
             experiment = planned.sweep.experiment
             try:
                 results = complete(planned, report)
-                folder = book / folder_name(experiment, size)
+                folder = planned.sweep.folder
+                assert folder is not None
                 if not is_written(results, folder):
                     write_results(results, folder)
             except Exception as error:
@@ -181,7 +182,7 @@ def prepare(
 
 def require_model(name: Any) -> None:
     """Raise before anything is measured if a packaged model is not installed."""
-    if name in PACKAGED and packaged_path(name) is None:
+    if name in PACKAGED:
         try:
             model_path(name)
         except ValueError as error:

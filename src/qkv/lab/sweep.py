@@ -38,7 +38,7 @@ FIRST_SEED = 200
 WORKERS_PER_GPU = 4
 STATED_CORES = 2
 """Cores on which the small size takes the minutes that an experiment states."""
-SHARED = ("fit.py", "surgery.py", "experiments/learning_curve.py")
+SHARED = ("fit.py", "surgery.py", "experiments/kept_memory.py", "experiments/learning_curve.py")
 """Files that many experiments use."""
 
 

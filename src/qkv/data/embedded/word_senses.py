@@ -80,6 +80,26 @@ def sense_sentences() -> list[WordSense]:
     return sentences
 
 
+def agent_sentences() -> list[WordSense]:
+    """30 sentences in which somebody goes for a run, takes a walk ...: who does it is marked.
+
+    Returns:
+        The sentences, always in the same order; `cue` is the position of who does it.
+
+    Example:
+        >>> sentence = agent_sentences()[0]
+        >>> sentence.text, sentence.text.split()[sentence.cue]
+        ('I went for a run.', 'I')
+    """
+    sentences: list[WordSense] = []
+    for word, texts in tables()["agents"].items():
+        for marked in texts:
+            text, index, cue = unmark(marked)
+            sentences.append(WordSense(text, index, word, "agent", cue))
+
+    return sentences
+
+
 def labelled_words(split: str = "train") -> list[tuple[str, str]]:
     """The sentences with noun or verb as labels; every fifth is in the split valid."""
     rows = [(sentence.text, sentence.part_of_speech) for sentence in part_of_speech_sentences()]

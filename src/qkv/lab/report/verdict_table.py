@@ -5,23 +5,21 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
+
+from qkv.lab.report.result_files import read_result
 
 HEAD = """| experiment | claim | size | verdict | check | effect [95% interval] | n | minutes |
 |---|---|---|---|---|---|---|---|"""
 
 
 def read_results(folder: Path) -> list[dict[str, Any]]:
-    """Every result.json one level below a folder, in the order of the experiments' names."""
-    found = []
-    for path in sorted(folder.glob("*/result.json")):
-        found.append(json.loads(path.read_text(encoding="utf-8")))
-
-    return found
+    """The results one level below a folder, in the order of the folders' names."""
+    results = map(read_result, sorted(folder.iterdir()))
+    return [result for result in results if result is not None]
 
 
 def verdict_rows(results: Iterable[dict[str, Any]]) -> list[str]:

@@ -15,7 +15,7 @@ from qkv.insight.probing.activations import Activations, ProbeData
 from qkv.insight.probing.linear_probe import (
     UNKNOWN,
     BestWeights,
-    Fitted,
+    FittedProbe,
     Probes,
     ProbeTraining,
     fit,
@@ -44,7 +44,7 @@ class GivenActivations(Activations):
         return self.vectors[chosen, span.start : span.stop]
 
 
-def fit_halves(x: Tensor, targets: np.ndarray, classes: int, **how: Any) -> Fitted:
+def fit_halves(x: Tensor, targets: np.ndarray, classes: int, **how: Any) -> FittedProbe:
     """Train on the first half, validate on the second."""
     half = len(targets) // 2
     parts = [
@@ -54,7 +54,7 @@ def fit_halves(x: Tensor, targets: np.ndarray, classes: int, **how: Any) -> Fitt
     return fit(parts[0], parts[1], [(targets[:half], targets[half:])], classes, **how)
 
 
-def accuracies(fitted: Fitted, x: Tensor, targets: np.ndarray) -> list[float]:
+def accuracies(fitted: FittedProbe, x: Tensor, targets: np.ndarray) -> list[float]:
     """The accuracy of each layer's first probe."""
     return [
         float((predicted == torch.from_numpy(targets)).float().mean())

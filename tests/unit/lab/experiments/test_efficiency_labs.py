@@ -160,7 +160,7 @@ def test_kept_bytes_are_input_and_output_of_a_layer_but_not_its_weights(device: 
     # The weight's gradient needs x (7 x 3), that of tanh its output (7 x 5), in float32.
     x = torch.zeros(7, 3, device=device)
 
-    assert efficiency_measures.kept_bytes(Tanh().to(device), x) == (7 * 3 + 7 * 5) * 4
+    assert efficiency_measures.kept_without_parameters(Tanh().to(device), x) == (7 * 3 + 7 * 5) * 4
 
 
 def kept(arm: str, **settings: Any) -> float:

@@ -30,7 +30,15 @@ from qkv.lab.experiments.inside import (
     shots_lab,
     token_importance,
 )
-from qkv.lab.experiments.inside.marked_words import OTHER, OWN, SHARED, PackagedModel
+from qkv.lab.experiments.inside.marked_words import (
+    AGENT,
+    BEFORE,
+    MEAN,
+    OTHER,
+    OWN,
+    SHARED,
+    PackagedModel,
+)
 from qkv.lab.experiments.inside.position_probes import BIDIRECTIONAL
 from qkv.lab.lab_results import Results
 from qkv.lab.sweep import measure_cell
@@ -134,7 +142,8 @@ def test_every_arm_gives_the_promised_numbers(
         counts = {}
         for name, values in measures.items():
             counts[name] = len(values) if isinstance(values, dict) else 1
-        counts.pop("weight" if lab is run_lab else "", None)
+        if lab is run_lab:
+            assert {"weight": 1, run_lab.WHO: 3}.get(counts.popitem()[0])
         assert counts == PROMISED[lab]
         assert all(map(math.isfinite, numbers(measures)))
 
@@ -172,21 +181,26 @@ def spread(value: float, seed: int = 0) -> list[float]:
 
 
 def planted_run(
-    without: float, others: float, chosen: float = 0.99
+    without: float, others: float, chosen: float = 0.99, agent: float = 0.6, before: float = 0.1
 ) -> Callable[[str, int], Measured]:
     def measure(arm: str, seed: int) -> Measured:
         accuracy = {run_lab.ALL: 1.0, run_lab.WITHOUT: without, run_lab.OTHERS: others}[arm]
         weight = {run_lab.ALL: 0.5, run_lab.WITHOUT: chosen, run_lab.OTHERS: 0.1}[arm]
-        return {run_lab.AT_ITS_LAYER: spread(accuracy, 1), "weight": spread(weight, 2)}
+        who = {AGENT: spread(agent, 3), BEFORE: spread(before, 4), MEAN: spread(0.1, 5)}
+        return {
+            run_lab.AT_ITS_LAYER: spread(accuracy, 1), "weight": spread(weight, 2), run_lab.WHO: who
+        }  # fmt: skip
 
     return measure
 
 
 def test_run_holds_only_if_the_head_matters_more_than_others() -> None:
-    assert verdicts(run_lab, planted_run(0.7, 0.99)) == ["holds"] * 3
-    assert verdicts(run_lab, planted_run(0.99, 0.7))[1:] == ["does not hold"] * 2
-    assert verdicts(run_lab, planted_run(0.9, 0.9))[1:] == ["does not hold"] * 2
+    assert verdicts(run_lab, planted_run(0.7, 0.99)) == ["holds"] * 5
+    for contrary in (planted_run(0.99, 0.7), planted_run(0.9, 0.9)):
+        assert verdicts(run_lab, contrary)[1::3] == ["does not hold"] * 2
     assert verdicts(run_lab, planted_run(0.7, 0.99, chosen=0.0))[0] == "does not hold"
+    assert verdicts(run_lab, planted_run(0.7, 0.99, agent=0.1))[2:] == ["does not hold"] * 3
+    assert verdicts(run_lab, planted_run(0.7, 0.99, before=0.6))[3:] == ["does not hold"] * 2
 
 
 def test_the_head_of_run_is_not_chosen_on_the_sentences_of_the_test(

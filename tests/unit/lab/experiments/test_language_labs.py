@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from types import ModuleType
 
 import pytest
@@ -12,7 +13,7 @@ import torch
 from qkv.data.embedded import turkish
 from qkv.data.embedded.grammar_labels import labelled_sentences
 from qkv.data.sources.named import NAMED_SOURCES
-from qkv.lab.experiment import Cell, Experiment, Measured
+from qkv.lab.experiment import Cell, Experiment, Measured, Size
 from qkv.lab.experiments import learning_curve
 from qkv.lab.experiments.language import (
     grammar_models,
@@ -44,7 +45,7 @@ PROMISED = {
     masked_lab: {"accuracy": 6, "filled": 3, "inside": 1},
     one_body_many_tasks_lab: {"accuracy": 4, "mean accuracy": 1},
     pretraining_lab: {"accuracy": 5, "mean accuracy": 1},
-    scale_lab: {"loss": 1, "parameters": 1, "by FLOPs": 10},
+    scale_lab: {"loss": 1, "parameters": 1, "by FLOPs": 10, "right": 1},
     tied_lab: {"loss": 1, "parameters": 1, "training loss": 10},
 }
 """Measures, and how many numbers each has."""
@@ -118,7 +119,8 @@ def scale_numbers(power: float) -> Callable[[str, int], Measured]:
     def measure(arm: str, seed: int) -> Measured:
         parameters = 1000.0 * scale_lab.FACTORS[arm] ** 2
         noise = 1 + 1e-4 * seed
-        return {"loss": 5 * noise * parameters**-power, "parameters": parameters, "by FLOPs": {}}
+        loss = 5 * noise * parameters**-power
+        return {"loss": loss, "right": 1 / loss, "parameters": parameters, "by FLOPs": {}}
 
     return measure
 
@@ -132,8 +134,8 @@ def test_scale_finds_a_planted_exponent():
 
 def test_scale_judges_planted_numbers():
     assert verdicts(scale_lab, scale_numbers(0.07)) == all_hold(scale_lab)
-    assert verdicts(scale_lab, scale_numbers(-0.07)) == ["does not hold"] * 2
-    assert verdicts(scale_lab, scale_numbers(0.0)) == ["does not hold"] * 2
+    assert verdicts(scale_lab, scale_numbers(-0.07)) == ["does not hold"] * 3
+    assert verdicts(scale_lab, scale_numbers(0.0)) == ["does not hold"] * 3
 
 
 # tied
@@ -321,7 +323,11 @@ def test_pretraining_judges_planted_numbers():
 
 def test_pretraining_without_steps_is_training_from_scratch(monkeypatch):
     monkeypatch.setattr(pretraining_lab, "COUNTS", (30,))
-    monkeypatch.setitem(TINY, pretraining_lab, TINY[pretraining_lab] | {"steps": 0})
+    untrained = Size(**{**vars(pretraining_lab.EXPERIMENT.small), "steps": 0})
+    monkeypatch.setattr(
+        pretraining_lab, "EXPERIMENT", replace(pretraining_lab.EXPERIMENT, small=untrained)
+    )
+    monkeypatch.delitem(TINY[pretraining_lab], "steps")
 
     pretrained = measured(pretraining_lab, "GPT, pre-trained")
     assert pretrained == measured(pretraining_lab, "GPT from scratch")

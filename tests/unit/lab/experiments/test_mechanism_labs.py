@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from qkv.lab.experiment import Cell, Measured
+from qkv.lab.experiment import Cell, Measured, Size
 from qkv.lab.experiments.mechanism import (
     cheating_lab,
     joins_lab,
@@ -195,7 +195,7 @@ def test_joins_of_models_without_positions_do_not_hold(monkeypatch: pytest.Monke
 
 
 def test_a_hard_lookup_in_place_of_softmax_learns_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(lookup_lab.LOOKUPS, "softmax", lookup.nearest)
+    monkeypatch.setitem(lookup_lab.SOFT, "softmax", lookup.nearest)
     assert measured(lookup_lab, "softmax")["learned"] == 0
     assert real_verdicts(lookup_lab) == ["holds", "does not hold"]
 
@@ -291,7 +291,8 @@ def test_a_saturated_wrong_answer_has_a_gradient_under_cross_entropy_only() -> N
 
 def test_arms_begin_with_the_same_weights() -> None:
     """Scaling changes the first gradient by more than sqrt(d), and nothing before training."""
-    size = scaling_lab.EXPERIMENT.size("small", **{**TINY[scaling_lab], "steps": 0})
+    size = scaling_lab.EXPERIMENT.size("small", **TINY[scaling_lab])
+    size = Size(**{**vars(size), "steps": 0})
     found = []
     for surgery in (nullcontext, unscaled):
         cell = Cell("scaled", 0, size, CPU)

@@ -267,7 +267,7 @@ def test_a_model_whose_training_failed_has_the_highest_loss(
     loss: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(residual_lab, "validation_loss", lambda *arguments: loss)
-    assert tiny("residual", residual_lab.BOTH)[residual_lab.LOSS] == residual_lab.HIGHEST
+    assert tiny("residual", residual_lab.GPT)[residual_lab.LOSS] == residual_lab.HIGHEST
 
 
 # A model that contradicts the claim
@@ -276,14 +276,14 @@ def test_a_model_whose_training_failed_has_the_highest_loss(
 def test_residuals_that_are_removed_from_both_arms_make_no_difference(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setitem(residual_lab.SURGERY, residual_lab.BOTH, without_residual)
+    monkeypatch.setitem(residual_lab.SURGERY, residual_lab.GPT, without_residual)
     experiment = find("residual")
     cells = {}
     for seed in range(3):
-        for arm in (residual_lab.BOTH, residual_lab.NO_RESIDUAL):
+        for arm in (residual_lab.GPT, residual_lab.NO_RESIDUAL):
             cells[arm, seed] = tiny("residual", arm, seed)
 
-        for arm in (residual_lab.NO_NORM, residual_lab.PLAIN_GRU, residual_lab.RESIDUAL_GRU):
+        for arm in (residual_lab.NO_NORM, *residual_lab.GRUS):
             cells[arm, seed] = PLANTED["residual"][arm]
 
     assert Results(experiment, experiment.small, cells).verdict == "does not hold"

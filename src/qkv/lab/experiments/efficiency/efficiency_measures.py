@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional as F
 
 from qkv.data.batches.batch import Batch
 from qkv.lab.experiment import Cell, Check
+from qkv.lab.experiments.kept_memory import kept_bytes, storage_of
 from qkv.lab.fit import Fitted, fit_text
 from qkv.models import GPTConfig, TransformerConfig
 from qkv.models.model import Model
@@ -24,6 +24,7 @@ from qkv.nn.attention import Mask, attend
 from qkv.training.objective import Objective
 from qkv.training.optimizer import Optimizers
 from qkv.training.run_config import DataConfig, OptimizerConfig
+from qkv.training.setup.cost import synchronize
 from qkv.training.setup.training_task import TrainingTask, assemble
 from qkv.training.step import gradients_of
 from qkv.training.systems.distributed import World
@@ -79,33 +80,10 @@ def cache_bytes_per_token(model: Model) -> float:
     return total / tokens.shape[1]
 
 
-def kept_bytes(objective: nn.Module, batch: Any) -> int:
-    """Bytes that the forward pass keeps for the backward pass, without the parameters.
-
-    Tensors that share their memory count once. On the meta device nothing is computed.
-    """
+def kept_without_parameters(objective: nn.Module, batch: Any) -> int:
+    """Bytes that the loss of a batch keeps for the backward pass, without the parameters."""
     parameters = {storage_of(parameter) for parameter in objective.parameters()}
-    kept: dict[int, Tensor] = {}
-
-    def pack(tensor: Tensor) -> Tensor:
-        kept[storage_of(tensor)] = tensor  # held here, so that no other takes its place
-        return tensor
-
-    with saved_tensors_hooks(pack, lambda tensor: tensor):
-        loss = objective(batch)
-
-    total = 0
-    for storage, tensor in kept.items():
-        if storage not in parameters:
-            total += tensor.untyped_storage().nbytes()
-
-    del loss
-    return total
-
-
-def storage_of(tensor: Tensor) -> int:
-    """Identifies the memory of a tensor, also on the meta device, where addresses are 0."""
-    return tensor.untyped_storage()._cdata
+    return kept_bytes(lambda: objective(batch), lambda tensor: storage_of(tensor) in parameters)
 
 
 @torch.no_grad()
@@ -163,19 +141,13 @@ def attention_seconds(mask: Mask, length: int, device: torch.device, turns: int)
     seconds = []
     for _ in range(turns + 1):
         query, key, value = torch.randn(3, 1, 4, length, 32, device=device).requires_grad_()
-        wait(device)
+        synchronize(device)
         start = perf_counter()
         attend(query, key, value, mask=mask)[0].sum().backward()
-        wait(device)
+        synchronize(device)
         seconds.append(perf_counter() - start)
 
     return median(seconds[1:])
-
-
-def wait(device: torch.device) -> None:
-    """Wait until a GPU has computed everything."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def growth_exponent(by_length: Mapping[int, float]) -> float:

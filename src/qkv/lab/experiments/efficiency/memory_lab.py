@@ -9,7 +9,11 @@ import torch
 
 from qkv.data.batches.batch import Batch
 from qkv.lab.experiment import Cell, Check, Experiment, Measured, Panel, Size
-from qkv.lab.experiments.efficiency.efficiency_measures import kept_bytes, saves, timed_steps
+from qkv.lab.experiments.efficiency.efficiency_measures import (
+    kept_without_parameters,
+    saves,
+    timed_steps,
+)
 from qkv.models import GPT, GPTConfig
 from qkv.training.objective import Objective
 from qkv.training.systems.gradient_checkpointing import recompute_blocks
@@ -24,7 +28,7 @@ def measure(cell: Cell) -> Measured:
     size = cell.size
     parts = 4 if cell.arm in (PARTS, ALL) else 1
     objective = objective_of(cell)
-    kept = kept_bytes(objective, batch(cell, 0).split(parts)[0].to(cell.device))
+    kept = kept_without_parameters(objective, batch(cell, 0).split(parts)[0].to(cell.device))
     if cell.arm == ALL:  # the blocks' bf16 weights, which checkpointing holds unseen by hooks
         kept += 2 * sum(weight.numel() for weight in objective.model.stack.parameters())
 
@@ -67,10 +71,9 @@ EXPERIMENT = Experiment(
     slides=("002 L94", "002 L95", "002 L96", "002 L97"),
     setup=(
         "A GPT is trained on sequences that count upwards by a random stride.",
-        "Kept: bytes that the forward pass keeps for the backward pass, counted exactly.",
+        "Kept: bytes that the forward pass keeps for the backward pass; weights are float32.",
         "Accumulation computes the gradient of the same batch in four micro-batches.",
         "Checkpointing keeps the input of each block, and computes the rest again.",
-        "Weights stay in float32 in all arms, and so does the loss.",
     ),
     arms=(PLAIN, HALF, PARTS, RECOMPUTE, ALL),
     measure=measure,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Callable
 from functools import cache
 from random import Random
 from typing import Any
@@ -46,6 +47,10 @@ def measure(cell: Cell) -> Measured:
     return {"agreement": {name: statistics.fmean(values) for name, values in agreement.items()}}
 
 
+def agreement(value: Callable[..., float], method: str) -> float:
+    return value(method, "agreement", "ablation")
+
+
 EXPERIMENT = Experiment(
     name="explain",
     claim="Attention weights show which words a prediction rests on.",
@@ -62,15 +67,12 @@ EXPERIMENT = Experiment(
     checks=(
         Check(
             "Attention orders the words as ablation does (1 is the same order, 0 no relation)",
-            lambda value: value("attention", "agreement", "ablation"),
+            lambda value: agreement(value, "attention"),
             relevant=0.3,
         ),
         Check(
             "It agrees with ablation more than mere nearness to the end does",
-            lambda value: (
-                value("attention", "agreement", "ablation")
-                - value("nearness to the end", "agreement", "ablation")
-            ),
+            lambda value: agreement(value, "attention") - agreement(value, "nearness to the end"),
             relevant=0.05,
         ),
     ),
@@ -87,6 +89,5 @@ EXPERIMENT = Experiment(
     next_steps=(
         "qkv lab explain --set model=smollm2 --set sentences=10: a pre-trained model",
         "qkv look smollm2 'She opened an account at the' --view attribution",
-        "Does the mean over heads hide the one that matters? Compare single heads with ablation.",
     ),
 )

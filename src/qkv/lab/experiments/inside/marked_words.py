@@ -15,6 +15,7 @@ from torch import Tensor
 
 from qkv import artifact
 from qkv.data.embedded.everyday_english import english_texts
+from qkv.data.embedded.word_senses import agent_sentences
 from qkv.data.sources.examples import Example
 from qkv.insight.inspect.capture import capture_attention
 from qkv.insight.inspect.model_input import Reading, make_side
@@ -27,6 +28,8 @@ OWN = "head of this meaning"
 OTHER = "head of the other meaning"
 SHARED = "head of all other words"
 MEAN = "mean of all heads"
+AGENT = "head chosen on other words"
+BEFORE = "the same head on the word before"
 
 
 class PackagedModel(NamedTuple):
@@ -134,6 +137,35 @@ def head_for_word_before(subject: PackagedModel, count: int) -> tuple[int, int]:
     middles = [len(text.split()) // 2 for text in texts]
     tokens = tokenize_words(subject, texts)
     return first_head(attention_to(subject, tokens, middles, [word - 1 for word in middles]))
+
+
+def weights_on_agents(subject: PackagedModel, words: int) -> dict[str, list[float]]:
+    """The weight from a word such as "run" to who runs, by a head that other words chose.
+
+    Args:
+        subject: The model.
+        words: Number of words, with three sentences each.
+
+    Returns:
+        For each word the weight of the head that has the highest mean for the other words, of that
+        head on the word before, and of all heads on average.
+    """
+    sentences = agent_sentences()[: 3 * words]
+    tokens = tokenize_words(subject, [sentence.text for sentence in sentences])
+    places = [sentence.index for sentence in sentences]
+    agents = [sentence.cue for sentence in sentences]
+    names = [sentence.word for sentence in sentences]
+    on_agent = attention_to(subject, tokens, places, agents).flatten(1)
+    before = attention_to(subject, tokens, places, [place - 1 for place in places]).flatten(1)
+
+    found: dict[str, list[float]] = {AGENT: [], BEFORE: [], MEAN: []}
+    for number, name in enumerate(numbered(names)):
+        head = on_agent[numbered(names) != name].mean(0).argmax()
+        found[AGENT].append(float(on_agent[number, head]))
+        found[BEFORE].append(float(before[number, head]))
+        found[MEAN].append(float(on_agent[number].mean()))
+
+    return {weight: means_by(values, names) for weight, values in found.items()}
 
 
 def weights_of_chosen(

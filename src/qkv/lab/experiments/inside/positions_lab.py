@@ -16,8 +16,7 @@ from qkv.training.run_config import DataConfig
 from qkv.training.setup.training_task import assemble
 
 NONE = "causal, none"
-ACCURACY = "best accuracy, linear"
-DISTANCE = "best distance, hidden layer"
+ACCURACY, DISTANCE = "best accuracy, linear", "best distance, hidden layer"
 
 
 def measure(cell: Cell) -> Measured:

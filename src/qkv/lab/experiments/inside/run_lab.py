@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,11 +11,13 @@ from qkv.data.embedded.word_senses import part_of_speech_sentences
 from qkv.insight.inspect.attention_edits import Edit, apply_edits
 from qkv.lab.experiment import Cell, Check, Experiment, Measured, Panel, Size
 from qkv.lab.experiments.inside import marked_words as marked
+from qkv.lab.experiments.inside.marked_words import AGENT, BEFORE, MEAN
 
 ALL = "all heads"
 WITHOUT = "without the head for the word before"
 OTHERS = "without another head of its layer"
 AT_ITS_LAYER = "accuracy at the layer of the head"
+WHO = "weight on who runs"
 
 
 def measure(cell: Cell) -> Measured:
@@ -44,20 +47,28 @@ def measure(cell: Cell) -> Measured:
     result: dict[str, Any] = {"accuracy": accuracy, AT_ITS_LAYER: accuracy[layer + 1]}
     if off:
         result["weight"] = marked.means_by(weights[:, layer, off].mean(-1).tolist(), words)
+    else:
+        result[WHO] = marked.weights_on_agents(subject, cell.size.words)
 
     return result
 
 
+def on_agent(less: str) -> Callable[..., Any]:
+    """More weight on who runs than `less`."""
+    return lambda value: value(ALL, WHO, AGENT) - value(ALL, WHO, less)
+
+
 EXPERIMENT = Experiment(
     name="run",
-    claim="A head that attends to the word before tells whether 'run' is a noun or a verb.",
-    slides=("001 L205", "001 L207", "001 L208", "001 L209", "001 L210"),
+    claim="One head tells whether 'run' is a noun or a verb, another one who runs.",
+    slides=("001 L205", "001 L207", "001 L208", "001 L209", "001 L210", "001 L211"),
     setup=(
         "60 sentences with ten words such as 'run', each three times as a noun and as a verb.",
-        "A pre-trained model reads them; nothing is trained. The head is chosen on other text.",
+        "A pre-trained model reads them; nothing is trained. Heads are chosen on other text.",
         "Noun or verb: is the word's vector nearer to the mean of the nouns or of the verbs?",
         "The means are those of the nine other words, so that no word explains itself.",
         "The first head for the word before is switched off; then each other one of its layer.",
+        "30 sentences such as 'I went for a run': a head chosen on nine words looks for who runs.",
     ),
     arms=(ALL, WITHOUT, OTHERS),
     measure=measure,
@@ -72,19 +83,22 @@ EXPERIMENT = Experiment(
             lambda value: value(OTHERS, AT_ITS_LAYER) - value(WITHOUT, AT_ITS_LAYER),
             relevant=0.05,
         ),
+        Check("One head attends to who runs", on_agent(MEAN), relevant=0.1),
+        Check("It looks for who runs, not for the word before", on_agent(BEFORE), relevant=0.1),
     ),
     panels=(
         Panel("accuracy", "layers read", "noun or verb: right answers", levels={"chance": 0.5}),
         Panel("weight", "", "weight on the word before", "The head that is off", kind="dots"),
+        Panel(WHO, "", "weight", "'I went for a run': who?", kind="dots"),
     ),
     small=Size(seeds=1, minutes=0.5, model="minilm", words=10),
     large=Size(seeds=1, minutes=1, model="smollm2", words=10),
     unit="word",
     remark="The head helps, but is not needed: at the small size (MiniLM) 77% instead of 100% are "
-    "right without it at its layer, and two layers later 100% again. Other heads may replace it.",
+    "right without it at its layer, and two layers later 100% again. The head that looks for who "
+    "runs is weak: it gives 15% of its weight to them, all heads together 6%.",
     next_steps=(
         "qkv look minilm 'I went for a run' --view heads",
-        "qkv lab run --set model=smollm2: is it the same in a model that reads left to right?",
-        "Which head finds the subject of 'run', the second example of the slide? Try qkv heads.",
+        "qkv lab run --set model=smollm2: the same in a model that reads left to right?",
     ),
 )

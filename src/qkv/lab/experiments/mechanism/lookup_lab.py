@@ -19,7 +19,6 @@ SOFT = {
     "softmax of top 4": lambda q, k, v: lookup.weighted_mean_of_top(q, k, v, 4),
     "softmax": lookup.softmax,
 }
-LOOKUPS = {**HARD, **SOFT}
 
 
 def measure(cell: Cell) -> Measured:
@@ -38,7 +37,7 @@ def measure(cell: Cell) -> Measured:
 
     def loss(tensors: tuple[torch.Tensor, ...]) -> torch.Tensor:
         keys, queries, values = tensors
-        found = LOOKUPS[cell.arm](query(queries), key(keys), values)
+        found = (HARD | SOFT)[cell.arm](query(queries), key(keys), values)
         # Where a lookup gives no gradient, nothing is learned.
         return (found - values).square().mean() + 0 * (query.weight + key.weight).sum()
 
@@ -66,7 +65,7 @@ EXPERIMENT = Experiment(
         "The six lookups of the lecture, from a hash table to attention.",
         "The error is squared, in 20 new tables; a lookup that always says 0 has an error of 1.",
     ),
-    arms=tuple(LOOKUPS),
+    arms=tuple(HARD | SOFT),
     measure=measure,
     checks=(
         Check(

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from math import log2
 
 import torch
 
 from qkv.lab.experiment import Cell, Check, Experiment, Measured, Panel, Size
 from qkv.lab.experiments.recurrent import layer_costs as costs
-from qkv.lab.experiments.recurrent.layer_costs import ATTENTION, PROJECTED, RNN
+from qkv.lab.experiments.recurrent.layer_costs import ATTENTION, PROJECTED, RNN, off_theory
 from qkv.lab.experiments.recurrent.sequence_models import difference
 
 CPU = torch.device("cpu")
@@ -45,13 +44,10 @@ def measure(cell: Cell) -> Measured:
     }
 
 
-def off_theory(value: Callable[..., float]) -> float:
-    """How far the growth is from n^2 d and n d^2."""
-    theory = {(ATTENTION, "length"): 2, (ATTENTION, "width"): 1, (RNN, "length"): 1}
-    theory[RNN, "width"] = 2
-    errors = [value(arm, f"doublings with {axis}") - n for (arm, axis), n in theory.items()]
-    return max(errors, key=abs)
-
+AT_N_EQUALS_D = difference("log2 operations at n = d", ATTENTION, RNN)
+TIME_IF_SHORT = difference("log2 time at n = d / 4", RNN, ATTENTION)
+GROWTH_OF_TIME = difference("doublings of time", ATTENTION, RNN)
+MEMORY = difference("log2 MiB kept, longest", ATTENTION, RNN)
 
 EXPERIMENT = Experiment(
     name="cost",
@@ -67,29 +63,10 @@ EXPERIMENT = Experiment(
     measure=measure,
     checks=(
         Check("Operations grow as n^2 d and n d^2", off_theory, 0.01, "same", exact=True),
-        Check(
-            "Operations are equal at n = d",
-            difference("log2 operations at n = d", ATTENTION, RNN),
-            0.01,
-            "same",
-            exact=True,
-        ),
-        Check(
-            "At n = d / 4, an RNN takes longer (log2 of the time)",
-            difference("log2 time at n = d / 4", RNN, ATTENTION),
-            0.25,
-        ),
-        Check(
-            "For long sequences, attention's time grows faster (log2 for twice the length)",
-            difference("doublings of time", ATTENTION, RNN),
-            0.25,
-        ),
-        Check(
-            "For long sequences, attention keeps more memory (log2 of the bytes)",
-            difference("log2 MiB kept, longest", ATTENTION, RNN),
-            1,
-            exact=True,
-        ),
+        Check("Operations are equal at n = d", AT_N_EQUALS_D, 0.01, "same", exact=True),
+        Check("At n = d / 4, an RNN takes longer (log2 of the time)", TIME_IF_SHORT, 0.25),
+        Check("Attention's time grows faster (log2 for twice the length)", GROWTH_OF_TIME, 0.25),
+        Check("Attention keeps more memory at the end (log2 of the bytes)", MEMORY, 1, exact=True),
     ),
     panels=(
         Panel("operations", "length n", "multiply-adds", "Operations, d fixed", log="xy"),

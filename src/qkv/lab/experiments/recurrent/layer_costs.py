@@ -12,9 +12,12 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
+from qkv.data.batches.batch import Batch
+from qkv.lab.experiments.kept_memory import kept_bytes
 from qkv.nn.attention import attend
 from qkv.nn.attention.multi_head import MultiHeadAttention
 from qkv.nn.recurrent import Recurrent
+from qkv.training.objective import Objective
 from qkv.training.setup.cost import synchronize
 
 ATTENTION = "attention"
@@ -43,6 +46,21 @@ def operations(arm: str, length: int, width: int) -> float:
     return counter.get_total_flops() / 2
 
 
+def off_theory(value: Callable[..., float]) -> float:
+    """How far the growth of the operations is from n^2 d (attention) and n d^2 (RNN).
+
+    Args:
+        value: Gives what an arm measured, such as its "doublings with length".
+
+    Returns:
+        The largest of the four errors.
+    """
+    theory = {(ATTENTION, "length"): 2, (ATTENTION, "width"): 1, (RNN, "length"): 1}
+    theory[RNN, "width"] = 2
+    errors = [value(arm, f"doublings with {axis}") - n for (arm, axis), n in theory.items()]
+    return max(errors, key=abs)
+
+
 def bytes_kept(layer: Callable[[Tensor], Tensor], length: int, width: int) -> float:
     """MiB that a layer keeps for the backward pass, without its input and its weights.
 
@@ -55,21 +73,13 @@ def bytes_kept(layer: Callable[[Tensor], Tensor], length: int, width: int) -> fl
         The MiB of one sequence; memory that two tensors share counts once.
     """
     x = torch.zeros(1, length, width, requires_grad=True)
-    kept: dict[int, int] = {}
+    return kept_bytes(lambda: layer(x), is_given) / 2**20
 
-    def pack(tensor: Tensor) -> Tensor:
-        whole = tensor if tensor._base is None else tensor._base
-        if not whole.is_leaf:  # the input and the weights are leaves
-            storage = tensor.untyped_storage()
-            kept[storage.data_ptr()] = storage.nbytes()
 
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        output = layer(x)
-
-    del output
-    return sum(kept.values()) / 2**20
+def is_given(tensor: Tensor) -> bool:
+    """Whether a tensor, or what it is a view of, was not computed: an input or a weight."""
+    whole = tensor if tensor._base is None else tensor._base
+    return whole.is_leaf
 
 
 def seconds(run: Callable[..., object], *inputs: Any, repeats: int = 3) -> float:
@@ -92,6 +102,12 @@ def seconds(run: Callable[..., object], *inputs: Any, repeats: int = 3) -> float
         times.append(perf_counter() - start)
 
     return statistics.median(times[1:])
+
+
+def training_speed(objective: Objective, batch: Batch) -> float:
+    """Tokens a second, forward and backward."""
+    batch = batch.to(next(objective.parameters()).device)
+    return batch.ids.numel() / seconds(lambda ids: objective(batch).backward(), batch.ids)
 
 
 @contextmanager

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from contextlib import nullcontext
 
 from qkv.lab.experiment import Cell, Check, Experiment, Measured, Panel, Size
 from qkv.lab.experiments.recurrent import sequence_models as models
 from qkv.lab.experiments.recurrent.sequence_models import difference
 from qkv.lab.fit import fit, fit_text, validation_loss
 from qkv.lab.surgery import without_norm, without_residual
-from qkv.models import Model
 
-BOTH = "GPT"
+GPT = "GPT"
 NO_NORM = "GPT without norm"
 NO_RESIDUAL = "GPT without residual"
-PLAIN_GRU = "GRU"
-RESIDUAL_GRU = "GRU with residual"
+GRUS = ("GRU", "GRU with residual")
 SURGERY = {NO_NORM: without_norm, NO_RESIDUAL: without_residual}
 HIGHEST = 20.0
 """The loss that counts for a model whose training failed."""
@@ -43,20 +41,16 @@ def train(cell: Cell, depth: int) -> tuple[dict[int, float], float]:
     sizes = {"context": size.context, "width": size.width, "depth": depth, "heads": 2}
     name, _, residual = cell.arm.partition(" with ")
     config = models.language_model(name, residual=bool(residual), **sizes)
-    with ExitStack() as opened:
-
-        def operate(model: Model) -> None:
-            if cell.arm in SURGERY:
-                opened.enter_context(SURGERY[cell.arm](model))
-
-        given = {"seed": cell.seed, "device": cell.device, "batch_tokens": size.rows * size.context}
-        model, _, _, task = fit_text(
-            config, "python", 0, surgery=operate, validation_batches=1, **given
-        )
+    given = {"seed": cell.seed, "device": cell.device, "batch_tokens": size.rows * size.context}
+    model, _, _, task = fit_text(config, "python", 0, validation_batches=1, **given)
+    with SURGERY.get(cell.arm, nullcontext)(model):
         gradients = models.block_gradients(model, task.training.batch(0))
         fit(model, task.training.batch, size.steps, rate=size.rate)
         return gradients, min(HIGHEST, validation_loss(model, task, 16))
 
+
+SMALLER = difference(GRADIENT, GPT, NO_NORM)
+FALLS = difference(FALL, NO_NORM)
 
 EXPERIMENT = Experiment(
     name="residual",
@@ -68,28 +62,14 @@ EXPERIMENT = Experiment(
         "The loss on held-out code is compared after equally many steps on the same batches.",
         "The gradient of each block's weights is taken before the first step.",
     ),
-    arms=(BOTH, NO_NORM, NO_RESIDUAL, PLAIN_GRU, RESIDUAL_GRU),
+    arms=(GPT, NO_NORM, NO_RESIDUAL, *GRUS),
     measure=measure,
     checks=(
-        Check(
-            "A deep GPT has a lower loss with residuals", difference(LOSS, NO_RESIDUAL, BOTH), 0.05
-        ),
-        Check("A deep GPT has a lower loss with norms", difference(LOSS, NO_NORM, BOTH), 0.05),
-        Check(
-            "A deep GRU has a lower loss with residuals",
-            difference(LOSS, PLAIN_GRU, RESIDUAL_GRU),
-            0.05,
-        ),
-        Check(
-            "Without norms a deep GPT's gradient is smaller (decades, first block)",
-            difference(GRADIENT, BOTH, NO_NORM),
-            0.5,
-        ),
-        Check(
-            "Without norms it vanishes from the last block to the first (decades)",
-            lambda value: value(NO_NORM, FALL),
-            0.5,
-        ),
+        Check("A deep GPT learns more with residuals", difference(LOSS, NO_RESIDUAL, GPT), 0.05),
+        Check("A deep GPT learns more with norms", difference(LOSS, NO_NORM, GPT), 0.05),
+        Check("A deep GRU learns more with residuals", difference(LOSS, *GRUS), 0.05),
+        Check("Without norms its first block's gradient is smaller (decades)", SMALLER, 0.5),
+        Check("Without norms it vanishes from block to block (decades, last to first)", FALLS, 0.5),
     ),
     panels=(
         Panel("loss", "depth", "loss on held-out text (nats)", "After training"),

@@ -60,7 +60,7 @@ def language_model(name: str, **sizes: Any) -> GPTConfig | RNNLMConfig:
 
 
 def difference(measure: str, more: str, *less: str) -> Callable[[Callable[..., float]], float]:
-    """The effect of a check: a measure of one arm, minus the largest of the others.
+    """The effect of a check: a measure of one arm, minus the largest of the others, if any.
 
     Args:
         measure: The measure.
@@ -70,7 +70,9 @@ def difference(measure: str, more: str, *less: str) -> Callable[[Callable[..., f
     Returns:
         The effect, as `Check` calls it.
     """
-    return lambda value: value(more, measure) - max(value(arm, measure) for arm in less)
+    return lambda value: (
+        value(more, measure) - max((value(arm, measure) for arm in less), default=0.0)
+    )
 
 
 def copier(width: int, vocabulary: int, attention: str) -> Model:
