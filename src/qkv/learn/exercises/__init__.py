@@ -1,0 +1,1 @@
+"""The exercises: for each its texts, its solution and its checks."""
