@@ -1,8 +1,8 @@
 """The course: exercises with their texts, their solutions and wrong solutions.
 
-An exercise is three files in a folder of `exercises/`: `ex01_lookup.toml` has title, minutes, hints and
-wrong solutions; `ex01_lookup.py.txt` is the solution, from which the student's file is made;
-`lookup_checks.py` checks it.
+An exercise is three files in a folder of `exercises/`: `ex01_lookup.toml` has title, minutes,
+hints and wrong solutions; `ex01_lookup.py.txt` is the solution, from which the student's file is
+made; `lookup_checks.py` checks it.
 """
 
 from __future__ import annotations
