@@ -41,7 +41,7 @@ from qkv.evaluation.task_file import (
 )
 from qkv.generation.text import complete
 from qkv.generation.translate import translate_texts
-from qkv.models import BERT, GPT
+from qkv.models import BERT, Model
 from qkv.models.model import expect
 
 LONGEST_LINE = 128
@@ -58,7 +58,7 @@ Evaluator = Callable[[Evaluation], Measurement]
 def evaluate_likelihoods(evaluation: Evaluation) -> Measurement:
     """Score the options of each question by their log-likelihood after the prompt."""
     task, subject, _, protocol, progress = evaluation
-    model = require_gpt(task, subject)
+    model = require_language_model(task, subject)
     rows = evaluation.rows()
     questions = evaluation.questions(rows)
 
@@ -91,7 +91,7 @@ def evaluate_likelihoods(evaluation: Evaluation) -> Measurement:
 
 
 def describe_requests(
-    subject: Subject, model: GPT, requests: Sequence[Request], truncated: int
+    subject: Subject, model: Model, requests: Sequence[Request], truncated: int
 ) -> tuple[tuple[str, ...], dict[str, Any]]:
     """Notes and facts about the requests: truncated contexts and unknown tokens."""
     tokens = 0
@@ -149,13 +149,14 @@ def choice_scores(
     return tuple(scores)
 
 
-def require_gpt(task: EvaluationTask, subject: Subject) -> GPT:
-    return expect(
-        subject.model,
-        GPT,
-        f"{subject.name}: {task.name} needs a GPT, which predicts the next token, "
-        f"not a {type(subject.model).__name__}",
-    )
+def require_language_model(task: EvaluationTask, subject: Subject) -> Model:
+    if subject.model.predicts != "next" or subject.model.task is not None:
+        raise ValueError(
+            f"{subject.name}: {task.name} needs a GPT, which predicts the next token, "
+            f"not a {type(subject.model).__name__}"
+        )
+
+    return subject.model
 
 
 def prefers_gold(question: Question, answers: Sequence[Likelihood], divisor: Normalise) -> bool:
@@ -200,7 +201,7 @@ def evaluate_lines(evaluation: Evaluation) -> Measurement:
 
 def generate_lines(evaluation: Evaluation, questions: Sequence[Question]) -> Iterator[str]:
     """The greedy continuation of each prompt up to the end of the line, stripped."""
-    model = require_gpt(evaluation.task, evaluation.subject)
+    model = require_language_model(evaluation.task, evaluation.subject)
     for start in range(0, len(questions), BATCH):
         batch = questions[start : start + BATCH]
         lines = complete(
@@ -234,7 +235,7 @@ def evaluate_perplexity(evaluation: Evaluation) -> Measurement:
     counts = ("tokens", "scored", "characters", "bytes", "unknown")
     facts: dict[str, Any] = {}
     if model.predicts == "next":
-        gpt = require_gpt(task, evaluation.subject)
+        gpt = require_language_model(task, evaluation.subject)
         window, stride = window_and_stride(gpt, protocol.window, protocol.stride)
         result = text_perplexity(
             gpt,

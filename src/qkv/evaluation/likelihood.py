@@ -20,7 +20,6 @@ from torch import Tensor
 
 from qkv.data.batches.padding import pad_rows
 from qkv.generation.generate import without_dropout
-from qkv.models import GPT
 from qkv.models.model import Model
 from qkv.nn.cache import NO_STATE
 from qkv.nn.linear.onednn import prepacking, small_enough
@@ -68,7 +67,7 @@ class Row(NamedTuple):
     requests: tuple[Request, ...]
 
 
-def truncate_requests(requests: Sequence[Request], model: GPT) -> tuple[list[Request], int]:
+def truncate_requests(requests: Sequence[Request], model: Model) -> tuple[list[Request], int]:
     """Requests that fit the model's context, and the number that were truncated.
 
     Contexts are truncated from the left, as in the literature. Transformer-XL reads in segments and
@@ -102,7 +101,7 @@ def truncate_requests(requests: Sequence[Request], model: GPT) -> tuple[list[Req
 
 
 def likelihoods(
-    model: GPT,
+    model: Model,
     requests: Sequence[Request],
     *,
     batch_tokens: int | None = None,
@@ -114,7 +113,7 @@ def likelihoods(
     more precise. `progress` is called after each pass with the number of distinct requests answered
     and their total.
     """
-    if not isinstance(model, GPT):
+    if model.predicts != "next":
         raise TypeError(
             f"model: expected a GPT, which predicts the next token, not {type(model).__name__}"
         )
@@ -123,7 +122,8 @@ def likelihoods(
     batch_tokens = batch_tokens or tokens_per_pass(device)
     rows = build_rows(requests, share_contexts=can_share_contexts(model))
     # Only learned positions limit the length of stem and branch, padding included.
-    longest = model.config.context if model.config.position == "learned" else math.inf
+    has_limit = getattr(model.config, "position", "none") == "learned"
+    longest = model.config.context if has_limit else math.inf
     batches = list(batch_rows(rows, batch_tokens, longest))
     results: dict[Request, Likelihood] = {}
     distinct = len(set(requests))
@@ -144,7 +144,7 @@ def tokens_per_pass(device: torch.device) -> int:
     return TOKENS_ON_GPU if device.type == "cuda" else TOKENS
 
 
-def worth_prepacking(model: GPT, batches: Sequence[list[Row]]) -> bool:
+def worth_prepacking(model: Model, batches: Sequence[list[Row]]) -> bool:
     """True if the weights are used often enough, and are small enough, to prepack a copy."""
     return len(batches) >= 16 and small_enough(model)
 
@@ -206,12 +206,15 @@ def build_rows(requests: Sequence[Request], *, share_contexts: bool) -> list[Row
     return rows
 
 
-def can_share_contexts(model: GPT) -> bool:
+def can_share_contexts(model: Model) -> bool:
     """True if branches can continue a batch of contexts of different lengths.
 
     The batch then has padding between context and branch, which is wrong for mechanisms that count
     key slots instead of positions.
     """
+    if not model.uses_kv_cache:
+        return False
+
     config = model.config
     return (
         config.position not in ("alibi", "relative")
@@ -269,7 +272,7 @@ def fits_batch(batch: Sequence[Row], row: Row, batch_tokens: int, longest: float
 
 @torch.no_grad()
 def score_batch(
-    model: GPT, batch: Sequence[Row], device: torch.device
+    model: Model, batch: Sequence[Row], device: torch.device
 ) -> dict[Request, Likelihood]:
     """The likelihoods of all requests of a batch.
 
@@ -304,7 +307,7 @@ def score_batch(
 
 
 def read_batch(
-    model: GPT, batch: Sequence[Row], device: torch.device
+    model: Model, batch: Sequence[Row], device: torch.device
 ) -> tuple[Float[Tensor, "N E"], dict[tuple[int, tuple[int, ...]], int], int]:
     """The hidden states of stems and branches, flat, where each branch starts, and the stem width.
 

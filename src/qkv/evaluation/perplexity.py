@@ -28,7 +28,6 @@ from qkv.evaluation.likelihood import (
 )
 from qkv.evaluation.question import count_unknown, first_token
 from qkv.generation.generate import without_dropout
-from qkv.models import GPT
 from qkv.models.model import Model
 from qkv.nn.config import documented
 from qkv.text import Tokenizer
@@ -131,7 +130,7 @@ class TextWindows:
 
 
 def text_perplexity(
-    model: GPT,
+    model: Model,
     tokenizer: Tokenizer,
     texts: Iterable[DocumentPart],
     *,
@@ -197,7 +196,7 @@ def text_of_tokens(tokenizer: Tokenizer, text: str, tokens: int) -> str:
     return text[: max(end for _, end in offsets[:tokens])]
 
 
-def window_and_stride(model: GPT, window: int | None, stride: int | None) -> tuple[int, int]:
+def window_and_stride(model: Model, window: int | None, stride: int | None) -> tuple[int, int]:
     """Window and stride with their defaults filled in, checked against the model's context."""
     context = model.config.context
     if window is None:

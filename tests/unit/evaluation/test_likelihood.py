@@ -19,7 +19,7 @@ from qkv.evaluation.likelihood import (
     truncate_requests,
     worth_prepacking,
 )
-from qkv.models import BERT, GPT, BERTConfig
+from qkv.models import BERT, GPT, BERTConfig, RNNLMConfig, build
 from support.shape_checks import unchecked
 from support.small_evaluation import small_gpt
 
@@ -287,3 +287,21 @@ def test_bf16_on_a_gpu_is_near_float64() -> None:
     exact = likelihoods(small_gpt(V, position="rotary").double(), requests)
     for one, other in zip(likelihoods(model, requests), exact, strict=True):
         assert one.token_logprobs == pytest.approx(other.token_logprobs, abs=0.05)
+
+
+def test_an_rnn_language_model_has_likelihoods() -> None:
+    """They are the log-softmax of its logits, also for several continuations of one context."""
+    torch.manual_seed(0)
+    model = build(RNNLMConfig(vocabulary=11, width=8, depth=2, context=16)).eval()
+    requests = [
+        Request((1, 2, 3), (4, 5)),
+        Request((1, 2, 3), (6,)),
+        Request((1, 2, 3), (7, 8, 9)),
+        Request((5,), (4,)),
+    ]
+
+    for request, result in zip(requests, likelihoods(model, requests), strict=True):
+        ids = torch.tensor([request.context + request.continuation])
+        logprobs = model(ids).log_softmax(-1)[0, len(request.context) - 1 : -1]
+        expected = logprobs.gather(1, torch.tensor(request.continuation).unsqueeze(1)).flatten()
+        assert result.token_logprobs == pytest.approx(expected.tolist(), abs=1e-5)
