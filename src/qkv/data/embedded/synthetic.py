@@ -1,4 +1,4 @@
-"""Synthetic texts of letters: `copy`, `reverse`, `back` and `random`.
+"""Synthetic texts of letters: `copy`, `reverse`, `lookups`, `back` and `random`.
 
 A token is a letter, and blanks separate tokens, so `--tokenizer words` gives one id per letter. The
 items of a split are always the same. synthetic_batches.py makes the same tasks as tensors.
@@ -19,6 +19,8 @@ SHORTEST = 4
 LONGEST = 12
 BACK_DISTANCE = 8
 """In `back`, every token equals the token this many positions before it."""
+LOOKUPS = (1, 3, 5, 7)
+"""In `lookups`, the answers stand this many positions before the last token."""
 TEXT_LENGTH = 32
 """Tokens of a text of `back` and of `random`."""
 
@@ -34,6 +36,15 @@ def reverse_pairs(split: Split = "train") -> Iterator[tuple[str, str]]:
     """Random letters and the same letters in reverse order: "d k a q", "q a k d"."""
     for letters in sequences()[split]:
         yield " ".join(letters), " ".join(reversed(letters))
+
+
+def lookups_pairs(split: Split = "train") -> Iterator[tuple[str, str]]:
+    """Random letters, and four of them: those 1, 3, 5 and 7 positions before the last one.
+
+    "b x d k a q z m", "z a d b"
+    """
+    for letters in long_sequences()[split]:
+        yield " ".join(letters), " ".join(letters[-1 - distance] for distance in LOOKUPS)
 
 
 def back_texts(split: Split = "train") -> Iterator[str]:
@@ -59,6 +70,12 @@ def random_texts(split: Split = "train") -> Iterator[str]:
 def sequences() -> dict[Split, tuple[str, ...]]:
     """Random letters of varying length, by split."""
     return distinct(seed=0, shortest=SHORTEST, longest=LONGEST)
+
+
+@cache
+def long_sequences() -> dict[Split, tuple[str, ...]]:
+    """Random letters that are long enough for every lookup, by split."""
+    return distinct(seed=3, shortest=max(LOOKUPS) + 1, longest=LONGEST)
 
 
 @cache

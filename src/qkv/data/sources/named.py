@@ -45,6 +45,7 @@ NAMED_SOURCES = {
     "turkish-long": NamedSource("pairs", SPLITS, long_pairs),
     "copy": NamedSource("pairs", SPLITS, synthetic.copy_pairs),
     "reverse": NamedSource("pairs", SPLITS, synthetic.reverse_pairs),
+    "lookups": NamedSource("pairs", SPLITS, synthetic.lookups_pairs),
     "back": NamedSource("texts", SPLITS, synthetic.back_texts),
     "random": NamedSource("texts", SPLITS, synthetic.random_texts),
     **{name: NamedSource("pairs", WORD_SPLITS, read) for name, read in READERS.items()},

@@ -194,7 +194,9 @@ def test_texts_follow_their_rules() -> None:
     assert max(counts.values()) < 1.3 * min(counts.values())
 
 
-@pytest.mark.parametrize("name", ["copy_pairs", "reverse_pairs", "back_texts", "random_texts"])
+@pytest.mark.parametrize(
+    "name", ["copy_pairs", "reverse_pairs", "lookups_pairs", "back_texts", "random_texts"]
+)
 def test_texts_are_distinct_also_between_the_splits(name: str) -> None:
     read = getattr(synthetic, name)
     sizes = {"train": 20_000, "valid": 500, "test": 500}
@@ -206,6 +208,12 @@ def test_texts_are_distinct_also_between_the_splits(name: str) -> None:
         items.update(found)
 
     assert len(items) == sum(sizes.values())
+
+
+def test_lookups_answer_with_tokens_at_four_distances() -> None:
+    for source, target in open_pairs(["lookups:valid"]):
+        letters = source.split()
+        assert target.split() == [letters[-2], letters[-4], letters[-6], letters[-8]]
 
 
 def test_the_splits_of_batches_have_streams_of_their_own() -> None:
