@@ -165,10 +165,12 @@ def finish_own(axes: Axes, panel: Panel) -> None:
     """The scales, levels and legend of a panel that draws itself."""
     if "x" in panel.log:
         axes.set_xscale("log")
-        plain_axis(axes.xaxis)
     if "y" in panel.log:
         axes.set_yscale("log")
-        plain_axis(axes.yaxis)
+
+    for axis in (axes.xaxis, axes.yaxis):
+        if axis.get_scale() == "log":  # by the panel, or by its own drawing
+            plain_axis(axis)
 
     for name, level in (panel.levels or {}).items():
         draw_level(axes, name, level)

@@ -85,6 +85,7 @@ EXPERIMENT = Experiment(
     ),
     remark="A model that has learned little cannot lose much: the last check tells whether other "
     "tokens matter at all, not whether far ones do. The time is judged at the longest length "
-    "only; the second panel shows at which lengths a pattern does not pay.",
+    "only; the second panel shows at which lengths a pattern does not pay. At the small size the "
+    "strided one is 1.3 times as fast, less than the 1.4 that count here.",
     next_steps=("qkv train gpt --data my.txt --context 2048 --window 256 --out runs/window",),
 )  # fmt: skip

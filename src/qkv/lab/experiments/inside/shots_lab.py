@@ -72,7 +72,7 @@ EXPERIMENT = Experiment(
     "examples and questions matters, not how models differ. Without examples the model has not "
     "seen the form of an answer either, so part of the gain may be the form: compare 0 with 1. "
     "At the small size capitals rise from 0 to 0.7 even with answers of other questions, and "
-    "French stays near 0.1; wrong answers ruin antonyms (0.1 instead of 0.7).",
+    "French stays near 0.1; wrong answers ruin antonyms (0.1 instead of 0.6).",
     next_steps=(
         "qkv evaluate smollm2 --task french-slide: the slide's own examples, too hard for it",
         "qkv lab shots --set words=40: narrower intervals",

@@ -72,7 +72,7 @@ EXPERIMENT = Experiment(
         seeds=3, minutes=5, steps=500, width=64, length=12, rate=1e-3, head_widths=(16, 128, 1024)
     ),
     remark="A small derivative of the softmax does not mean a small gradient of W_q and W_k. At "
-    "the small size, with heads of 256, theirs is larger without scaling: 0.1 against 0.006 at the "
+    "the small size, with heads of 256, theirs is larger without scaling: 0.07, not 0.005, at the "
     "start. At the small size both learn at a rate of 0.001, so the effect is easily missed.",
     next_steps=(
         "qkv lab scaling --set length=12: in a harder task narrow heads need scaling, too.",

@@ -86,7 +86,8 @@ EXPERIMENT = Experiment(
     large=Size(seeds=7, minutes=5, tokens=65536, longest=2048, width=512, threads=4),
     timed=True,
     remark="'O(1) per layer' (004 L104) is true of these chains: that of a GPT with 2 layers has "
-    "11 products at every length, that of an LSTM with 2 layers gets 2 longer with each token.",
+    "11 products at every length, that of an LSTM with 2 layers gets 2 longer with each token. On "
+    "two CPU cores that costs little: long rows slow GPTs down more, as attention costs n^2.",
     next_steps=(
         "qkv lab parallel --set threads=1: is the LSTM still slower on long rows?",
         "qkv lab cost: the operations that are done at once, or one after another.",

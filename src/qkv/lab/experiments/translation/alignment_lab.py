@@ -63,7 +63,7 @@ EXPERIMENT = Experiment(
     small=Size(seeds=4, minutes=1.5, width=64, steps=400, sentences=80),
     large=Size(seeds=4, minutes=4, width=128, steps=400, sentences=500),
     remark="At the small size the mean over all heads of the Transformer aligns nearly every word, "
-    "single heads 65% to 99%, so one head's picture can mislead.",
+    "single heads 69% to 95%, so one head's picture can mislead.",
     next_steps=(
         "qkv translate --alignment: the matrix of one sentence",
         "Which layer's heads align best? What do the others attend to?",
