@@ -62,7 +62,9 @@ def number_of(text: str) -> float:
         value = math.nan
 
     if not math.isfinite(value):
-        raise ValueError(f"{text.strip()!r} is not a number; expected one such as 0.25, 1/4 or 2e-3")
+        raise ValueError(
+            f"{text.strip()!r} is not a number; expected one such as 0.25, 1/4 or 2e-3"
+        )
 
     return float(value)
 
@@ -142,7 +144,9 @@ def option_of(text: str, options: tuple[str, ...]) -> str:
         if printed_alike(text, option):
             return option
 
-    raise ValueError(f"{text.strip()!r} is not an option; expected a number from 1 to {len(options)}")
+    raise ValueError(
+        f"{text.strip()!r} is not an option; expected a number from 1 to {len(options)}"
+    )
 
 
 def printed_alike(typed: str, output: str) -> bool:

@@ -22,6 +22,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import random
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -52,7 +53,7 @@ class QuizQuestion:
     """One question of the quiz."""
 
     topic: str
-    """The name of its file."""
+    """The name of its file without ending and number: masks of 03_masks.toml."""
     title: str
     """What the topic is called."""
     number: int
@@ -94,8 +95,7 @@ def questions(*files: str | Path, topic: str | None = None) -> tuple[QuizQuestio
 
     Args:
         files: TOML files with questions of one's own.
-        topic: The name of a file without its ending, an exercise, or a lecture such as "003";
-            by default all questions of `files`, or those of qkv if there are no files. "all"
+        topic: A topic, such as "masks", an exercise, or a lecture such as "003"; by default all questions of `files`, or those of qkv if there are no files. "all"
             means both.
 
     Returns:
@@ -106,7 +106,7 @@ def questions(*files: str | Path, topic: str | None = None) -> tuple[QuizQuestio
 
     Example:
         >>> questions(topic="masks")[0].kind
-        'choice'
+        'number'
     """
     found = []
     for path in files:
@@ -147,12 +147,13 @@ def read_topic(path: Path) -> list[QuizQuestion]:
     if not isinstance(entries, list) or not entries or not isinstance(entries[0], dict):
         raise ValueError(f"{path}: there is no [[question]]")
 
-    title = text_of(table, "title") or path.stem.replace("_", " ")
+    topic = re.sub(r"^\d+_", "", path.stem)
+    title = text_of(table, "title") or topic.replace("_", " ")
     found = []
     mistakes = []
     for number, entry in enumerate(entries, 1):
         try:
-            found.append(read_question(entry, path.stem, title, number))
+            found.append(read_question(entry, topic, title, number))
         except ValueError as error:
             mistakes.append(f"{path}, question {number}: {error}")
 
@@ -174,9 +175,7 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise ValueError(f"{path}: not valid TOML: {error}") from error
 
 
-def read_question(
-    entry: Mapping[str, Any], topic: str, title: str, number: int
-) -> QuizQuestion:
+def read_question(entry: Mapping[str, Any], topic: str, title: str, number: int) -> QuizQuestion:
     """Read one question.
 
     Raises:

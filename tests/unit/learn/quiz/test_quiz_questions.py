@@ -169,5 +169,7 @@ code = "print((3 + 4) % 2 == 0)"
 
 
 def test_an_unknown_topic_lists_the_topics() -> None:
-    with pytest.raises(ValueError, match=r"topic: there is no 'foo'; expected one of all, blocks"):
+    with pytest.raises(
+        ValueError, match=r"topic: there is no 'foo'; expected one of all, lectures"
+    ):
         questions(topic="foo")

@@ -55,6 +55,7 @@ function numberOf(text) {
     .replace(/(?<![\d.])[1-9]\d{0,2}(?:,\d{3})+(?!\d)/g, (found) => found.replaceAll(",", ""))
     .replace(/(\d),(?=\d)/g, "$1.")
     .replace(/(\d)\s*%$/, "$1 / 100");
+  if (formula.length > 200) return NaN;
   const tokens = formula.match(/(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?|[a-z]\w*|[-+*/^()]|\S/g) ?? [];
   let next = 0;
   const take = (token) => tokens[next] === token && ++next > 0;
@@ -130,10 +131,12 @@ function answer(typed) {
   const question = questions[place];
   if (answers[question.id] !== undefined) return;
   const problem = unreadable(question, typed);
-  if (problem) {
-    $("#feedback").replaceChildren(make("p", "", problem));
-    return;
-  }
+  if (problem) $("#feedback").replaceChildren(make("p", "", problem));
+  else record(question, typed);
+}
+
+/** Keeps an answer and explains it; an empty one if the student wants to see the answer. */
+function record(question, typed) {
   answers[question.id] = { typed, right: isAnswer(question, typed, question.answer) };
   keep();
   show(false);
@@ -148,6 +151,7 @@ function show(focus = true) {
   $("#feedback").replaceChildren();
   $("#back").disabled = place === 0;
   $("#next").disabled = finished;
+  $("#reveal").hidden = finished || answers[questions[place].id] !== undefined;
   const given = questions.filter(({ id }) => answers[id] !== undefined);
   const right = given.filter(({ id }) => answers[id].right).length;
   $("#done").style.width = `${(100 * given.length) / questions.length}%`;
@@ -233,7 +237,9 @@ function fieldView(question) {
 
 /** Shows whether an answer is right, why, and what the code says. */
 function explain(question, given) {
-  const nodes = [make("p", given.right ? "word yes" : "word no", given.right ? "Right" : "Not right")];
+  const nodes = [];
+  if (given.right) nodes.push(make("p", "word yes", "Right"));
+  else if (given.typed !== "") nodes.push(make("p", "word no", "Not right"));
   if (!given.right) {
     const known = question.wrong.find(({ answer: wrong }) => isAnswer(question, given.typed, wrong));
     if (known !== undefined) nodes.push(make("p", "", ...inline(known.why)));
@@ -243,7 +249,7 @@ function explain(question, given) {
   if (question.code) {
     const part = make("div");
     if (question.kind !== "code") part.append(codeView(question.code, "Code that computes the answer"));
-    part.append(codeView(question.output, "Its output", "output"));
+    part.append(make("p", "note", "It prints"), codeView(question.output, "Its output", "output"));
     nodes.push(part);
   }
   const where = [];
@@ -325,6 +331,10 @@ function move(by) {
   return true;
 }
 
+$("#back").addEventListener("click", () => go(place - 1));
+$("#next").addEventListener("click", () => go(place + 1));
+$("#reveal").addEventListener("click", () => record(questions[place], ""));
+
 const ACTIONS = {
   ArrowRight: () => go(place + 1),
   ArrowLeft: () => go(place - 1),
@@ -360,3 +370,4 @@ if (location.hash.includes("dark")) root.dataset.theme = "dark";
 if (location.hash.includes("projector")) root.setAttribute("data-projector", "");
 const first = all.findIndex(({ id }) => answers[id] === undefined);
 go(first < 0 ? all.length : first);
+root.dataset.ready = "";
