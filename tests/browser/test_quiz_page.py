@@ -1,4 +1,4 @@
-"""The quiz in a browser: answers by keyboard, numbers as typed, hostile questions, narrow windows."""
+"""The quiz in a browser: keys, numbers as typed, hostile questions, narrow windows."""
 
 from __future__ import annotations
 

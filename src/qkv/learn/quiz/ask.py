@@ -12,13 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.syntax import Syntax
 from rich.text import Text
 
 from qkv.learn.quiz import quiz_files
 from qkv.learn.quiz.quiz_code import Grade, grade, mistakes_of, run_code
 from qkv.learn.quiz.quiz_files import QuizQuestion
-from qkv.learn.quiz.quiz_page import write_quiz_page
 from qkv.learn.quiz.quiz_progress import FILE, QuizProgress
 
 COURSE_FILE = ".qkv-learn.json"
@@ -73,6 +71,8 @@ def run(
     terminal = sys.stdin.isatty()
     ordered = in_random_order(chosen, seed, terminal and page is None)
     if page is not None:
+        from qkv.learn.quiz.quiz_page import write_quiz_page  # imports torch
+
         write_quiz_page(page, ordered[:number])
         print(f"{page}: {len(ordered[:number])} questions")
         return 0
@@ -255,11 +255,7 @@ class Quiz:
             self.say(f"Expected: {EXPECTED[question.kind]}", "dim")
 
     def show_code(self, code: str) -> None:
-        """Print code, in colours at a terminal."""
-        if self.console.is_terminal:
-            self.console.print(Syntax(code, "python", background_color="default", padding=(0, 2)))
-            return
-
+        """Print code, indented."""
         for line in code.splitlines():
             self.console.print(Text(f"  {line}"), soft_wrap=True)
 
@@ -268,10 +264,10 @@ class Quiz:
         if result.right:
             self.say("Right.", "bold green")
         elif unknown:
-            self.say(f"The answer is {question.answer}", "bold")
+            self.say(f"The answer: {question.answer}", "bold")
         else:
             self.say(f"Not right. {result.why}", "bold red")
-            self.say(f"The answer is {question.answer}", "bold")
+            self.say(f"The answer: {question.answer}", "bold")
 
         self.say(question.explanation)
         if question.code:

@@ -58,7 +58,7 @@ def number_of(text: str) -> float:
             raise ValueError
 
         value = evaluate(ast.parse(formula, mode="eval").body)
-    except (ValueError, SyntaxError, ArithmeticError, RecursionError, TypeError, MemoryError):
+    except (ValueError, LookupError, SyntaxError, ArithmeticError, RecursionError, TypeError):
         value = math.nan
 
     if not math.isfinite(value):
@@ -75,7 +75,7 @@ def remove_commas(match: re.Match[str]) -> str:
 
 def evaluate(node: ast.expr) -> float:
     """The value of a formula of numbers."""
-    if isinstance(node, ast.Constant) and type(node.value) in (int, float):
+    if isinstance(node, ast.Constant) and isinstance(node.value, int | float):
         return float(node.value)
     if isinstance(node, ast.Name) and node.id in CONSTANTS:
         return CONSTANTS[node.id]
@@ -90,9 +90,9 @@ def evaluate(node: ast.expr) -> float:
             raise ValueError
 
         return OPERATORS[type(node.op)](left, right)
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and len(node.args) == 1:
-        if node.func.id in FUNCTIONS:
-            return FUNCTIONS[node.func.id](evaluate(node.args[0]))
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+        (argument,) = node.args
+        return FUNCTIONS[node.func.id](evaluate(argument))
 
     raise ValueError
 
@@ -144,9 +144,8 @@ def option_of(text: str, options: tuple[str, ...]) -> str:
         if printed_alike(text, option):
             return option
 
-    raise ValueError(
-        f"{text.strip()!r} is not an option; expected a number from 1 to {len(options)}"
-    )
+    example = f"expected a number from 1 to {len(options)}"
+    raise ValueError(f"{text.strip()!r} is not an option; {example}")
 
 
 def printed_alike(typed: str, output: str) -> bool:

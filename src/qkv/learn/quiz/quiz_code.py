@@ -73,7 +73,7 @@ def run_code(code: str) -> CodeOutput:
     error = ""
     with without_input(), contextlib.redirect_stdout(printed):
         try:
-            exec(compile(code, "<quiz>", "exec"), {"__name__": "quiz"})
+            exec(compile(code, "<quiz>", "exec", dont_inherit=True), {"__name__": "quiz"})
         except KeyboardInterrupt:
             error = "interrupted"
         except SystemExit:
@@ -157,7 +157,7 @@ def mistakes_of(question: QuizQuestion) -> list[str]:
         except ValueError as error:
             found.append(str(error))
 
-    from qkv.lab.experiments import modules  # imports torch, which asking does not need
+    from qkv.lab.experiments import modules  # imports torch
 
     if question.experiment and question.experiment not in modules():
         found.append(f"experiment: there is no {question.experiment!r}; qkv lab lists all")

@@ -95,8 +95,8 @@ def questions(*files: str | Path, topic: str | None = None) -> tuple[QuizQuestio
 
     Args:
         files: TOML files with questions of one's own.
-        topic: A topic, such as "masks", an exercise, or a lecture such as "003"; by default all questions of `files`, or those of qkv if there are no files. "all"
-            means both.
+        topic: A topic, such as "masks", an exercise, or a lecture such as "003"; by default all
+            questions of `files`, or those of qkv if there are no files. "all" means both.
 
     Returns:
         The questions in the order of the files.
@@ -269,8 +269,8 @@ def list_of(entry: Mapping[str, Any], key: str, kind: type) -> list[Any]:
     """A field that is a list of texts or of tables."""
     items = entry.get(key, [])
     if not isinstance(items, list) or not all(isinstance(item, kind) for item in items):
-        what = {str: '["...", "..."]', dict: "[{answer = ..., why = ...}]"}[kind]
-        raise ValueError(f"{key}: expected {what}")
+        example = '["...", "..."]' if kind is str else "[{answer = ..., why = ...}]"
+        raise ValueError(f"{key}: expected {example}")
 
     return items
 

@@ -15,10 +15,11 @@ from qkv.learn.quiz.quiz_files import KINDS
 
 QUESTIONS = questions()
 WITH_CODE = [question for question in QUESTIONS if question.code]
-EXERCISES = set(
-    "lookup scores self_attention masks multi_head positions block byte_pairs gpt training_step "
-    "generation beam_search encoder_decoder bert_masking lora probe".split()
-)
+EXERCISES = {
+    *("lookup", "scores", "self_attention", "masks", "multi_head", "positions", "block"),
+    *("byte_pairs", "gpt", "training_step", "generation", "beam_search", "encoder_decoder"),
+    *("bert_masking", "lora", "probe"),
+}
 
 
 def name(question: QuizQuestion) -> str:
@@ -138,7 +139,7 @@ def test_a_mistake_is_named_with_file_and_question(
 
 def test_all_mistakes_of_a_file_are_named_at_once(tmp_path: Path) -> None:
     path = written(tmp_path, GOOD + GOOD.replace("answer = 7", "") + GOOD.replace("7", "'a'"))
-    with pytest.raises(ValueError, match="question 2: answer is missing\n.*question 3: answer|3:"):
+    with pytest.raises(ValueError, match=r"question 2: answer is missing\n.*question 3: "):
         questions(path)
 
 
@@ -169,7 +170,5 @@ code = "print((3 + 4) % 2 == 0)"
 
 
 def test_an_unknown_topic_lists_the_topics() -> None:
-    with pytest.raises(
-        ValueError, match=r"topic: there is no 'foo'; expected one of all, lectures"
-    ):
+    with pytest.raises(ValueError, match=r"there is no 'foo'; expected one of all, lectures"):
         questions(topic="foo")
