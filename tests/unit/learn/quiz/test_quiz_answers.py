@@ -217,3 +217,20 @@ def test_an_interruption_ends_with_the_score(
     monkeypatch.setattr("sys.stdin", Interrupted())
     assert ask.run(questions=(mine,)) == 130
     assert "0 of 0 answers are right." in capsys.readouterr().out
+
+
+def test_a_page_holds_the_questions_and_the_output_of_their_code(
+    mine: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mine.write_text(FILE.replace("Count on from 3.", "</script><script>alert(1)</script>"))
+    page = mine.with_name("quiz.html")
+    assert ask.run(questions=(mine,), page=page, number=1) == 0
+    assert capsys.readouterr().out == f"{page}: 1 questions\n"
+    text = page.read_text(encoding="utf-8")
+    data = text.split('id="data">')[1].split("</script>")[0]
+    (entry,) = json.loads(data)
+    assert entry["output"] == "7"
+    assert entry["explanation"] == "</script><script>alert(1)</script>"
+    assert "<script>alert" not in text
+    assert "http://" not in text
+    assert "https://" not in text
