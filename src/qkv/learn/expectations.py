@@ -277,7 +277,10 @@ def expect_pair(found: Any, what: str, first: str, second: str) -> tuple[Any, An
     if found is None:
         raise Failed(f"{what}: the function returns None; is a return statement missing?")
     if not isinstance(found, tuple) or len(found) != 2:
-        raise Failed(f"{what} returns {type(found).__name__}; expected a pair: {first}, {second}")
+        raise Failed(
+            f"{what} returns one {type(found).__name__}; expected a pair of tensors: "
+            f"return {first}, {second}"
+        )
 
     return found
 

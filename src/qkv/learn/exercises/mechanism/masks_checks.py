@@ -107,11 +107,14 @@ def say_pair(query: int, key: int, seen: bool, drawn: Example) -> None:
 
 @check("padding_mask", "The tokens of each sequence are seen, and its padding is not")
 def padding_hidden(mine: ModuleType, draw: Draw) -> None:
-    S = draw.size + 3
-    inputs = {"lengths": draw_lengths(draw, S), "S": S}
-    found = call_with(mine.padding_mask, inputs)
-    lengths = inputs["lengths"]
-    assert isinstance(lengths, Tensor)
+    lengths = draw_lengths(draw, draw.size + 3)
+    for S in (draw.size + 3, draw.size + 5):
+        compare_padding(mine, lengths, S)
+
+
+def compare_padding(mine: ModuleType, lengths: Tensor, S: int) -> None:
+    """Fail unless the padding mask is right, with what is wrong about a key."""
+    found = call_with(mine.padding_mask, {"lengths": lengths, "S": S})
     expect_shape(found, (len(lengths), 1, 1, S), "padding_mask", "(B, 1, 1, S)")
     expect_dtype(found, torch.bool, "padding_mask")
     right = right_padding(lengths, S)
@@ -128,7 +131,7 @@ def padding_hidden(mine: ModuleType, draw: Draw) -> None:
             verb, kind = "shows", "padding"
 
         raise Failed(
-            f"padding_mask {verb} key {key} of sequence {sequence}, which has {length} tokens "
+            f"padding_mask {verb} key {key} of sequence {sequence}, whose length is {length} "
             f"(positions are counted from 0): it is {kind}",
             *examples,
         )
@@ -379,9 +382,10 @@ def compare_attention(
     """Fail unless output and weights are those of the library."""
     query, key, value, *_ = inputs.values()
     output, weights = attended(mine, inputs)
-    right_output, right_weights = attend(query, key, value, mask=mask, need_weights=True)
-    assert right_weights is not None
     scores = scaled_dot(query, key)
+    whole = None if mask is None else mask.expand(*mask.shape[:-2], *scores.shape[-2:])
+    right_output, right_weights = attend(query, key, value, mask=whole, need_weights=True)
+    assert right_weights is not None
     mistakes = {}
     if mask is not None:
         mistakes = {
@@ -401,6 +405,12 @@ def compare_attention(
     )
     mistakes[f"masked_attend with {name}: the scores are divided by D, not by sqrt(D)"] = (
         right_softmax(raw / query.shape[-1], allowed)
+    )
+    mistakes[f"masked_attend with {name}: the scale is not sqrt(D); D is the width of a query"] = (
+        right_softmax(raw / math.sqrt(value.shape[-1]), allowed)
+    )
+    mistakes[f"masked_attend with {name}: the scale is sqrt(T); D is the width of a query"] = (
+        right_softmax(raw / math.sqrt(query.shape[-2]), allowed)
     )
     what = f"the weights of masked_attend with {name}"
     expect_equal(weights, right_weights, what, mistakes, shape="(..., T, S)")

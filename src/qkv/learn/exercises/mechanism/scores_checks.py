@@ -30,8 +30,8 @@ def draw_pairs(draw: Draw) -> dict[str, Tensor]:
     size = draw.size
     leading = LEADING[size]
     return {
-        "query": draw.normal(*leading, size, size + 2),
-        "key": draw.normal(*leading, size + 1, size + 2),
+        "query": draw.normal(*leading, size + 1, size + 3),
+        "key": draw.normal(*leading, size + 2, size + 3),
     }
 
 
@@ -81,7 +81,7 @@ def dot_in_training(mine: ModuleType, draw: Draw) -> None:
 
 @check("score_variance", "The variance grows with the width")
 def measured_variance(mine: ModuleType, draw: Draw) -> None:
-    width = 4 * draw.size**2
+    width = 64 * draw.size
     found = expect_number(mine.score_variance(width, 2000), f"score_variance({width}, 2000)")
     said = f"score_variance({width}, 2000) is {found:.3g}"
     if found == width:
@@ -94,6 +94,7 @@ def measured_variance(mine: ModuleType, draw: Draw) -> None:
         1.0: "is this the variance of single numbers, or of scaled scores?",
         1 / width: "these are means of D products; <q, k> is their sum",
         width * (1 / 9 - 1 / 16): "torch.rand draws from 0 to 1; torch.randn has mean 0, variance 1",
+        width / 144: "numbers drawn evenly have another variance; torch.randn has variance 1",
         2 * width: "is each query its own key? Draw the keys independently of the queries",
     }
     for value, reason in reasons.items():
@@ -121,8 +122,8 @@ def measured_pairs(mine: ModuleType, draw: Draw) -> None:
     if few < 0.15 or many > 0.15:
         raise Failed(
             "score_variance: the variance of 8 scores should scatter much and that of 2000 little, "
-            f"but 20 results scatter by {few:.2f} D and {many:.2f} D: is each call measured on "
-            "its own `pairs` pairs?"
+            f"but 20 results scatter by {few:.2f} D and {many:.2f} D: are `pairs` pairs drawn in "
+            "each call, with a new q and a new k for each pair?"
         )
 
 
@@ -292,6 +293,12 @@ def additive_scores(mine: ModuleType, draw: Draw) -> None:
             ),
             "additive: W_q belongs to the query and W_k to the key: they are swapped": (
                 right_additive(query, key, w_key, w_query, v)
+            ),
+            "additive: W_q is used for the key, too; the key is multiplied by W_k": (
+                right_additive(query, key, w_query, w_query, v)
+            ),
+            "additive: W_q q and W_k k are subtracted, not added": (
+                right_additive(query, key, w_query, -w_key, v)
             ),
             "additive: the hidden layer has a ReLU; Bahdanau's has tanh": both.relu() @ v,
             "additive: the hidden layer has a sigmoid; Bahdanau's has tanh": both.sigmoid() @ v,

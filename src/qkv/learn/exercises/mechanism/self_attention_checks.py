@@ -33,7 +33,7 @@ def draw_attention(draw: Draw) -> dict[str, Tensor]:
     return {
         "query": draw.normal(*leading, size + 1, size + 3),
         "key": draw.normal(*leading, size + 2, size + 3),
-        "value": draw.normal(*leading, size + 2, size),
+        "value": draw.normal(*leading, size + 2, size + 4),
     }
 
 
@@ -101,20 +101,36 @@ def means_of_rows(mine: ModuleType, draw: Draw) -> None:
                 scores / scores.sum(-1, keepdim=True) @ x
             ),
             "set_attention: the weights are not divided by their sum": scores.exp() @ x,
+            "set_attention: all weights together sum to 1; those of each row must": (
+                scores.flatten().softmax(0).view(scores.shape) @ x
+            ),
+            "set_attention: x is added to the result; the residual comes in exercise 7": (
+                x + right_set_attention(x)
+            ),
         },
         shape="(T, E)",
         inputs={"x": x, "X X^T": scores},
     )
+    expect_equal(
+        mine.set_attention(100 * x),
+        right_set_attention(100 * x),
+        "set_attention of large vectors (exp(1000) is infinite; torch's softmax avoids that)",
+        inputs={"x": 100 * x},
+    )
     expect_gradients(mine.set_attention, right_set_attention, inputs, "set_attention")
+    expect_double(mine.set_attention, right_set_attention, inputs, "set_attention")
 
 
 @check("attend", "The weights are softmax(Q K^T / sqrt(D))")
 def attention_weights(mine: ModuleType, draw: Draw) -> None:
     inputs = draw_attention(draw)
     query, key, value = inputs.values()
-    _, weights = expect_pair(call_with(mine.attend, inputs), "attend", "output", "weights")
+    output, weights = expect_pair(call_with(mine.attend, inputs), "attend", "output", "weights")
     D = query.shape[-1]
     raw = dot(query, key)
+    if isinstance(output, Tensor) and output.shape == raw.shape:
+        raise Failed("attend returns the weights first; expected the output, then the weights")
+
     scaled = raw / math.sqrt(D)
     queries = scaled.softmax(-2)
     sums = queries.sum(-1).flatten()
@@ -152,9 +168,6 @@ def attention_output(mine: ModuleType, draw: Draw) -> None:
     query, key, value = inputs.values()
     output, weights = expect_pair(call_with(mine.attend, inputs), "attend", "output", "weights")
     right = attend(query, key, value)[0]
-    if isinstance(output, Tensor) and output.shape == weights.shape != right.shape:
-        raise Failed("attend returns the weights first; expected the output, then the weights")
-
     expect_equal(
         output,
         right,
@@ -270,6 +283,18 @@ def shuffled(mine: ModuleType, draw: Draw) -> None:
         order = torch.arange(T).roll(1)
         for name, (layer, expected) in sets_and_sequences(T).items():
             say_alike(mine, name, layer, {"x": x, "order": order}, expected)
+
+
+@check("shuffled_alike", "All rows are compared")
+def each_row(mine: ModuleType, draw: Draw) -> None:
+    T = draw.size + 2
+    x = draw.normal(T, 2)
+    positions = torch.arange(T).unsqueeze(-1)
+    for row in range(T - 1):
+        order = torch.arange(T)
+        order[row], order[row + 1] = row + 1, row
+        name = f"a layer that adds the position, with only rows {row} and {row + 1} swapped"
+        say_alike(mine, name, lambda y: y + positions, {"x": x, "order": order}, False)
 
 
 @check("shuffled_alike", "The order that is given is the one that is used")
