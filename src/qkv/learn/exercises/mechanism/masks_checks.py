@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import math
 from types import ModuleType
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from qkv.learn.exercises.mechanism.self_attention_checks import draw_attention
+from qkv.learn.exercises.mechanism.mask_inputs import (
+    draw_lengths,
+    draw_scores,
+    right_causal,
+    right_padding,
+    right_softmax,
+)
+from qkv.learn.exercises.mechanism.self_attention_checks import draw_attention, result_of
 from qkv.learn.expectations import (
     Draw,
     Example,
@@ -23,52 +31,10 @@ from qkv.learn.expectations import (
     expect_shape,
     table,
 )
-from qkv.nn.attention import Causal, attend
+from qkv.nn.attention import attend
 from qkv.nn.attention.score import dot, scaled_dot
-from qkv.nn.attention.softmax import softmax_or_zeros
 
 ROUND = "True and False are the wrong way round: True is where a query may attend"
-
-
-def right_causal(T: int) -> Tensor:
-    """The library's causal mask as (T, T)."""
-    return Causal().materialise(T, T)[0, 0]
-
-
-def right_padding(lengths: Tensor, S: int) -> Tensor:
-    """The padding mask as (B, 1, 1, S)."""
-    return (torch.arange(S) < lengths.unsqueeze(-1))[:, None, None]
-
-
-def right_softmax(scores: Tensor, mask: Tensor) -> Tensor:
-    """The library's softmax over allowed keys."""
-    return softmax_or_zeros(scores.masked_fill(~mask, -math.inf))
-
-
-def draw_lengths(draw: Draw, S: int) -> Tensor:
-    """Lengths of sequences, among them an empty one, one of a token, and one of all S tokens."""
-    drawn = draw.integers(S + 1, draw.size)
-    return torch.cat([torch.tensor([1, S]), drawn, torch.tensor([0])])
-
-
-def draw_scores(draw: Draw, empty: bool) -> dict[str, Tensor]:
-    """Scores (B, H, T, S), and a mask (B, 1, T, S) that allows a key for each query.
-
-    Args:
-        draw: Random inputs.
-        empty: Hide all keys from the last query.
-    """
-    size = draw.size
-    B, H, T, S = size, 2, size + 1, size + 2
-    scores = 2 * draw.normal(B, H, T, S)
-    mask = draw.integers(2, B, 1, T, S).bool()
-    allowed = draw.integers(S - 1, B, 1, T, 1)
-    mask.scatter_(-1, allowed, True)
-    mask.scatter_(-1, allowed + 1, False)
-    if empty:
-        mask[:, :, -1] = False
-
-    return {"scores": scores, "mask": mask}
 
 
 @check("causal_mask", "A position sees itself and earlier ones")
@@ -194,8 +160,7 @@ def hidden_keys(mine: ModuleType, draw: Draw) -> None:
             "masked_softmax: the mask is added to the scores as 0 and 1; hidden keys need -inf": (
                 (scores + mask).softmax(-1)
             ),
-            "masked_softmax: the softmax is over queries; the keys are the last dimension": queries,
-            "masked_softmax: the softmax is over queries; the keys are the last dimension ": (
+            "masked_softmax: the softmax is over queries; the keys are the last dimension": (
                 queries.masked_fill(~mask, 0)
             ),
             "masked_softmax: these are the masked scores; the softmax is missing": (
@@ -349,10 +314,9 @@ def masked_attention(mine: ModuleType, draw: Draw) -> None:
     tensors = {
         "query": draw.normal(size, 2, T, 4),
         "key": draw.normal(size, 2, T, 4),
-        "value": draw.normal(size, 2, T, 3),
+        "value": draw.normal(size, 2, T, 5),
     }
-    lengths = draw_lengths(draw, T)[-size:]
-    padding = right_padding(lengths, T)
+    padding = right_padding(draw_lengths(draw, T)[-size:], T)
     masks = {
         "no mask": None,
         "a causal mask": right_causal(T),
@@ -374,6 +338,8 @@ def more_keys(mine: ModuleType, draw: Draw) -> None:
     mask = draw.integers(2, T, S).bool()
     compare_attention(mine, {**inputs, "mask": mask}, mask, "a mask (T, S)")
     compare_attention(mine, inputs, None, "no mask")
+    large = {**inputs, "query": 1000 * inputs["query"], "mask": mask}
+    compare_attention(mine, large, mask, "a mask (T, S) and large scores")
 
 
 def compare_attention(
@@ -383,35 +349,31 @@ def compare_attention(
     query, key, value, *_ = inputs.values()
     output, weights = attended(mine, inputs)
     scores = scaled_dot(query, key)
+    raw = dot(query, key)
     whole = None if mask is None else mask.expand(*mask.shape[:-2], *scores.shape[-2:])
     right_output, right_weights = attend(query, key, value, mask=whole, need_weights=True)
     assert right_weights is not None
-    mistakes = {}
+
+    # Mistakes, first those with the scale, then those with the mask
+    begin = f"masked_attend with {name}:"
+    allowed = torch.ones((), dtype=torch.bool) if mask is None else mask
+    scales = {
+        f"{begin} the scores are not divided by sqrt(D)": 1.0,
+        f"{begin} the scores are divided by D, not by sqrt(D)": query.shape[-1],
+        f"{begin} the scale is the width of values; D is that of a query": value.shape[-1] ** 0.5,
+        f"{begin} the scale is sqrt(T); D is the width of a query": query.shape[-2] ** 0.5,
+    }
+    mistakes = {said: right_softmax(raw / scale, allowed) for said, scale in scales.items()}
     if mask is not None:
-        mistakes = {
-            f"masked_attend with {name}: the mask comes after the softmax": (
-                scores.softmax(-1) * mask
+        mistakes |= {
+            f"{begin} the mask comes after the softmax": scores.softmax(-1) * mask,
+            f"{begin} {ROUND}": right_softmax(scores, ~mask),
+            f"{begin} the mask is not used": scores.softmax(-1),
+            f"{begin} a query that may attend nowhere has NaN for weights; they must be 0": (
+                scores.masked_fill(~mask, -math.inf).softmax(-1)
             ),
-            f"masked_attend with {name}: {ROUND}": right_softmax(scores, ~mask),
-            f"masked_attend with {name}: the mask is not used": scores.softmax(-1),
-            f"masked_attend with {name}: a query that may attend nowhere has NaN for weights; they "
-            "must be 0": scores.masked_fill(~mask, -math.inf).softmax(-1),
         }
 
-    raw = dot(query, key)
-    allowed = torch.ones((), dtype=torch.bool) if mask is None else mask
-    mistakes[f"masked_attend with {name}: the scores are not divided by sqrt(D)"] = right_softmax(
-        raw, allowed
-    )
-    mistakes[f"masked_attend with {name}: the scores are divided by D, not by sqrt(D)"] = (
-        right_softmax(raw / query.shape[-1], allowed)
-    )
-    mistakes[f"masked_attend with {name}: the scale is not sqrt(D); D is the width of a query"] = (
-        right_softmax(raw / math.sqrt(value.shape[-1]), allowed)
-    )
-    mistakes[f"masked_attend with {name}: the scale is sqrt(T); D is the width of a query"] = (
-        right_softmax(raw / math.sqrt(query.shape[-2]), allowed)
-    )
     what = f"the weights of masked_attend with {name}"
     expect_equal(weights, right_weights, what, mistakes, shape="(..., T, S)")
     what = f"the output of masked_attend with {name}"
@@ -425,22 +387,13 @@ def masked_attend_in_training(mine: ModuleType, draw: Draw) -> None:
     mask = draw.integers(2, T, S).bool()
     mask[0] = False
 
-    def output(*tensors: Tensor) -> Tensor:
-        result: Tensor = mine.masked_attend(*tensors, mask)[0]
-        return result
+    def right(query: Tensor, key: Tensor, value: Tensor) -> Any:
+        return attend(query, key, value, mask=mask, need_weights=True)
 
-    def weights(*tensors: Tensor) -> Tensor:
-        result: Tensor = mine.masked_attend(*tensors, mask)[1]
-        return result
+    def masked(query: Tensor, key: Tensor, value: Tensor) -> Any:
+        return mine.masked_attend(query, key, value, mask)
 
-    def right_output(*tensors: Tensor) -> Tensor:
-        return attend(*tensors, mask=mask, need_weights=True)[0]
-
-    def right_weights(*tensors: Tensor) -> Tensor:
-        result = attend(*tensors, mask=mask, need_weights=True)[1]
-        assert result is not None
-        return result
-
-    expect_gradients(output, right_output, inputs, "the output of masked_attend")
-    expect_gradients(weights, right_weights, inputs, "the weights of masked_attend")
-    expect_double(output, right_output, inputs, "the output of masked_attend")
+    for number, name in enumerate(("output", "weights")):
+        what = f"the {name} of masked_attend"
+        expect_gradients(result_of(masked, number), result_of(right, number), inputs, what)
+        expect_double(result_of(masked, number), result_of(right, number), inputs, what)

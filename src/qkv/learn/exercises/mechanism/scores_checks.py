@@ -42,9 +42,7 @@ def right_general(query: Tensor, key: Tensor, matrix: Tensor) -> Tensor:
     return functional_call(General(width), weights, (query, key))
 
 
-def right_additive(
-    query: Tensor, key: Tensor, w_query: Tensor, w_key: Tensor, v: Tensor
-) -> Tensor:
+def right_additive(query: Tensor, key: Tensor, w_query: Tensor, w_key: Tensor, v: Tensor) -> Tensor:
     """The library's additive score with given weights."""
     weights = {"W_q.weight": w_query, "W_k.weight": w_key, "v.weight": v.unsqueeze(0)}
     return functional_call(Additive(query.shape[-1], width=len(v)), weights, (query, key))
@@ -93,7 +91,8 @@ def measured_variance(mine: ModuleType, draw: Draw) -> None:
         math.sqrt(width): "this is the standard deviation; the variance is its square",
         1.0: "is this the variance of single numbers, or of scaled scores?",
         1 / width: "these are means of D products; <q, k> is their sum",
-        width * (1 / 9 - 1 / 16): "torch.rand draws from 0 to 1; torch.randn has mean 0, variance 1",
+        width
+        * (1 / 9 - 1 / 16): "torch.rand draws from 0 to 1; torch.randn has mean 0, variance 1",
         width / 144: "numbers drawn evenly have another variance; torch.randn has variance 1",
         2 * width: "is each query its own key? Draw the keys independently of the queries",
     }
@@ -204,7 +203,7 @@ def scaled_dot_products(mine: ModuleType, draw: Draw) -> None:
             "scaled_dot: the scores are divided by sqrt(S), the number of keys; D is the width": (
                 raw / math.sqrt(S)
             ),
-            "scaled_dot: the scores are divided by sqrt(T), the number of queries; D is the width": (
+            "scaled_dot: the scores are divided by sqrt(T), the number of queries; D is a width": (
                 raw / math.sqrt(T)
             ),
             "scaled_dot: the vectors are divided by their lengths: that is the cosine": (

@@ -37,11 +37,11 @@ def draw_attention(draw: Draw) -> dict[str, Tensor]:
     }
 
 
-def right_weights(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """The library's attention weights."""
-    weights = attend(query, key, value, need_weights=True)[1]
+def right_attend(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    """The library's output and weights."""
+    output, weights = attend(query, key, value, need_weights=True)
     assert weights is not None
-    return weights
+    return output, weights
 
 
 def right_set_attention(x: Tensor) -> Tensor:
@@ -136,7 +136,7 @@ def attention_weights(mine: ModuleType, draw: Draw) -> None:
     sums = queries.sum(-1).flatten()
     expect_equal(
         weights,
-        right_weights(query, key, value),
+        right_attend(query, key, value)[1],
         "the weights",
         {
             f"rows of the weights sum to {sums[0]:.3g}, not 1: is the softmax over keys? This one "
@@ -166,7 +166,7 @@ def attention_weights(mine: ModuleType, draw: Draw) -> None:
 def attention_output(mine: ModuleType, draw: Draw) -> None:
     inputs = draw_attention(draw)
     query, key, value = inputs.values()
-    output, weights = expect_pair(call_with(mine.attend, inputs), "attend", "output", "weights")
+    output, _ = expect_pair(call_with(mine.attend, inputs), "attend", "output", "weights")
     right = attend(query, key, value)[0]
     expect_equal(
         output,
@@ -178,7 +178,7 @@ def attention_output(mine: ModuleType, draw: Draw) -> None:
             ),
         },
         shape="(..., T, X)",
-        inputs={"weights": right_weights(query, key, value), "value": value},
+        inputs={"weights": right_attend(query, key, value)[1], "value": value},
     )
 
 
@@ -190,7 +190,7 @@ def large_scores(mine: ModuleType, draw: Draw) -> None:
     _, weights = expect_pair(call_with(mine.attend, inputs), "attend", "output", "weights")
     expect_equal(
         weights,
-        right_weights(query, key, value),
+        right_attend(query, key, value)[1],
         "the weights of large scores (exp(1000) is infinite; torch's softmax avoids that)",
         inputs={"scores Q K^T": dot(query, key)},
     )
@@ -200,17 +200,21 @@ def large_scores(mine: ModuleType, draw: Draw) -> None:
 def attend_in_training(mine: ModuleType, draw: Draw) -> None:
     inputs = draw_attention(draw)
 
-    def output(*tensors: Tensor) -> Tensor:
-        result: Tensor = mine.attend(*tensors)[0]
-        return result
+    for number, name in enumerate(("output", "weights")):
+        found = result_of(mine.attend, number)
+        right = result_of(right_attend, number)
+        expect_gradients(found, right, inputs, f"the {name} of attend")
+        expect_double(found, right, inputs, f"the {name} of attend")
 
-    def weights(*tensors: Tensor) -> Tensor:
-        result: Tensor = mine.attend(*tensors)[1]
-        return result
 
-    expect_gradients(output, lambda q, k, v: attend(q, k, v)[0], inputs, "the output of attend")
-    expect_gradients(weights, right_weights, inputs, "the weights of attend")
-    expect_double(output, lambda q, k, v: attend(q, k, v)[0], inputs, "the output of attend")
+def result_of(function: Callable[..., Any], number: int) -> Callable[..., Tensor]:
+    """A function that returns one of the results of another: 0 is the output, 1 the weights."""
+
+    def attend(*tensors: Tensor) -> Tensor:
+        results: tuple[Tensor, Tensor] = function(*tensors)
+        return results[number]
+
+    return attend
 
 
 @check("self_attention", "Queries, keys and values come from x")
