@@ -152,6 +152,7 @@ def expect_gradients(
         what: What the functions compute.
         tolerance: Allowed difference, absolute and relative.
     """
+    outputs = []
     gradients = []
     for function in (mine, reference):
         leaves = [value.clone().requires_grad_() for value in inputs.values()]
@@ -162,6 +163,7 @@ def expect_gradients(
 
             return
 
+        outputs.append(output)
         weights = torch.linspace(-1, 1, output.numel()).view(output.shape)
         gradients.append(torch.autograd.grad((output * weights).sum(), leaves, allow_unused=True))
 
@@ -169,8 +171,12 @@ def expect_gradients(
         ours = torch.zeros_like(inputs[name]) if ours is None else ours
         right = torch.zeros_like(inputs[name]) if right is None else right
         if not is_close(ours, right, tolerance):
+            message = f"{what}: the values are wrong, and so is the gradient of {name}"
+            if is_close(outputs[0], outputs[1], tolerance):
+                message = f"{what}: the values are right, but the gradient of {name} is not"
+
             raise Failed(
-                f"{what}: the values are right, but the gradient of {name} is not",
+                message,
                 compare(f"gradient of {name}", ours, right, tolerance),
             )
 
@@ -200,7 +206,20 @@ def table(title: str, values: Tensor, names: Sequence[str] = ()) -> Example:
 
 
 def compare(what: str, found: Tensor, expected: Tensor, tolerance: float) -> Example:
-    """Both tensors in one table; cells that differ show both numbers."""
+    """Both tensors in one table; cells that differ show both numbers.
+
+    Of more than two dimensions, the first matrix that differs is shown.
+    """
+    title = f"{what} {tuple(found.shape)}"
+    index = []
+    while found.dim() > 2:
+        differ = [not is_close(*pair, tolerance) for pair in zip(found, expected, strict=True)]
+        index.append(differ.index(True) if True in differ else 0)
+        found, expected = found[index[-1]], expected[index[-1]]
+
+    if any(index):
+        title += f", of which {index}"
+
     rows = []
     for number, (mine, right) in enumerate(zip(matrix(found), matrix(expected), strict=True)):
         cells = [str(number)]
@@ -212,7 +231,7 @@ def compare(what: str, found: Tensor, expected: Tensor, tolerance: float) -> Exa
 
         rows.append(tuple(cells))
 
-    return Example(f"{what} {tuple(found.shape)}", tuple(rows))
+    return Example(title, tuple(rows))
 
 
 def matrix(values: Tensor) -> Tensor:

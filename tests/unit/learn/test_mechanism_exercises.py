@@ -12,8 +12,10 @@ from qkv.learn.course import course
 from qkv.learn.expectations import (
     Failed,
     call_with,
+    compare,
     expect_double,
     expect_dtype,
+    expect_gradients,
     expect_number,
     expect_pair,
 )
@@ -107,3 +109,20 @@ def test_results_of_the_wrong_kind_are_named() -> None:
 
     assert expect_number(torch.tensor([2.0]), "the variance") == 2
     assert expect_pair((1, 2), "attend", "output", "weights") == (1, 2)
+
+
+def test_the_table_shows_the_matrix_that_differs() -> None:
+    right = torch.zeros(2, 3, 1, 2)
+    found = right.clone()
+    found[1, 2, 0, 1] = 5
+    example = compare("the weights", found, right, 1e-5)
+    assert example.title == "the weights (2, 3, 1, 2), of which [1, 2]"
+    assert example.rows == (("0", "0", "5, not 0"),)
+
+
+def test_a_wrong_gradient_does_not_say_that_wrong_values_are_right() -> None:
+    inputs = {"x": torch.ones(2)}
+    with pytest.raises(Failed, match="values are wrong, and so is the gradient of x"):
+        expect_gradients(lambda x: 2 * x, lambda x: x, inputs, "the copy")
+    with pytest.raises(Failed, match="values are right, but the gradient of x"):
+        expect_gradients(lambda x: 2 * x - x.detach(), lambda x: x, inputs, "the copy")
