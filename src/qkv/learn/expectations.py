@@ -152,6 +152,7 @@ def expect_gradients(
         what: What the functions compute.
         tolerance: Allowed difference, absolute and relative.
     """
+    outputs = []
     gradients = []
     for function in (mine, reference):
         leaves = [value.clone().requires_grad_() for value in inputs.values()]
@@ -162,6 +163,7 @@ def expect_gradients(
 
             return
 
+        outputs.append(output)
         weights = torch.linspace(-1, 1, output.numel()).view(output.shape)
         gradients.append(torch.autograd.grad((output * weights).sum(), leaves, allow_unused=True))
 
@@ -169,8 +171,12 @@ def expect_gradients(
         ours = torch.zeros_like(inputs[name]) if ours is None else ours
         right = torch.zeros_like(inputs[name]) if right is None else right
         if not is_close(ours, right, tolerance):
+            message = f"{what}: the values are wrong, and so is the gradient of {name}"
+            if is_close(outputs[0], outputs[1], tolerance):
+                message = f"{what}: the values are right, but the gradient of {name} is not"
+
             raise Failed(
-                f"{what}: the values are right, but the gradient of {name} is not",
+                message,
                 compare(f"gradient of {name}", ours, right, tolerance),
             )
 
@@ -200,7 +206,20 @@ def table(title: str, values: Tensor, names: Sequence[str] = ()) -> Example:
 
 
 def compare(what: str, found: Tensor, expected: Tensor, tolerance: float) -> Example:
-    """Both tensors in one table; cells that differ show both numbers."""
+    """Both tensors in one table; cells that differ show both numbers.
+
+    Of more than two dimensions, the first matrix that differs is shown.
+    """
+    title = f"{what} {tuple(found.shape)}"
+    index = []
+    while found.dim() > 2:
+        differ = [not is_close(*pair, tolerance) for pair in zip(found, expected, strict=True)]
+        index.append(differ.index(True) if True in differ else 0)
+        found, expected = found[index[-1]], expected[index[-1]]
+
+    if any(index):
+        title += f", of which {index}"
+
     rows = []
     for number, (mine, right) in enumerate(zip(matrix(found), matrix(expected), strict=True)):
         cells = [str(number)]
@@ -212,7 +231,7 @@ def compare(what: str, found: Tensor, expected: Tensor, tolerance: float) -> Exa
 
         rows.append(tuple(cells))
 
-    return Example(f"{what} {tuple(found.shape)}", tuple(rows))
+    return Example(title, tuple(rows))
 
 
 def matrix(values: Tensor) -> Tensor:
@@ -227,3 +246,95 @@ def matrix(values: Tensor) -> Tensor:
 def number_text(value: Tensor) -> str:
     number = value.item()
     return f"{number:.3g}" if isinstance(number, float) else str(number)
+
+
+# Calls and results of functions (mechanism)
+
+
+def call_with(function: Callable[..., Any], inputs: Mapping[str, Any]) -> Any:
+    """Call a student's function; fail if it changes an input, name the shapes if it raises.
+
+    Args:
+        function: The student's function.
+        inputs: Its arguments in their order, by name.
+
+    Returns:
+        What the function returns.
+    """
+    copies = {name: copied(value) for name, value in inputs.items()}
+    try:
+        result = function(*copies.values())
+    except (RuntimeError, IndexError) as error:
+        if isinstance(error, NotImplementedError):
+            raise
+
+        shapes = []
+        for name, value in inputs.items():
+            if isinstance(value, Tensor):
+                shapes.append(f"{name} {tuple(value.shape)}")
+
+        message = f"{error}; the inputs are {', '.join(shapes)}"
+        raise type(error)(message).with_traceback(error.__traceback__) from None
+
+    for name, value in inputs.items():
+        if isinstance(value, Tensor) and not torch.equal(value, copies[name]):
+            raise Failed(
+                f"{function.__name__} changes {name} in place: compute a new tensor instead",
+                compare(f"{name} after the call", copies[name], value, 0),
+            )
+
+    return result
+
+
+def copied(value: Any) -> Any:
+    """A copy of a tensor; anything else as it is."""
+    return value.clone() if isinstance(value, Tensor) else value
+
+
+def expect_pair(found: Any, what: str, first: str, second: str) -> tuple[Any, Any]:
+    """Fail unless a function returned two results, such as output and weights."""
+    if found is None:
+        raise Failed(f"{what}: the function returns None; is a return statement missing?")
+    if not isinstance(found, tuple) or len(found) != 2:
+        raise Failed(
+            f"{what} returns one {type(found).__name__}; expected a pair of tensors: "
+            f"return {first}, {second}"
+        )
+
+    return found
+
+
+def expect_number(found: Any, what: str) -> float:
+    """Fail unless a result is one number; return it."""
+    if found is None:
+        raise Failed(f"{what}: the function returns None; is a return statement missing?")
+    if isinstance(found, Tensor) and found.numel() == 1:
+        return float(found.item())
+    if isinstance(found, int | float):
+        return float(found)
+    if isinstance(found, Tensor):
+        raise Failed(f"{what}: expected one number, not a tensor of shape {tuple(found.shape)}")
+
+    raise Failed(f"{what}: expected a number, not {type(found).__name__}")
+
+
+def expect_dtype(found: Any, dtype: torch.dtype, what: str) -> None:
+    """Fail unless a result is a tensor of a dtype."""
+    expect_shape(found, tuple(getattr(found, "shape", ())), what)
+    if found.dtype != dtype:
+        right = str(dtype).removeprefix("torch.")
+        mine = str(found.dtype).removeprefix("torch.")
+        raise Failed(f"{what}: the dtype is {mine}; expected {right}")
+
+
+def expect_double(
+    mine: Callable[..., Tensor],
+    reference: Callable[..., Tensor],
+    inputs: Mapping[str, Tensor],
+    what: str,
+) -> None:
+    """Fail unless inputs of float64 give the same results in float64."""
+    doubles = {name: value.double() for name, value in inputs.items()}
+    found = call_with(mine, doubles)
+    expect_dtype(found, torch.float64, f"{what}, of inputs in float64")
+    expect_equal(found, reference(*doubles.values()), f"{what} in float64", tolerance=1e-6)
