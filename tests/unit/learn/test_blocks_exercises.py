@@ -70,7 +70,11 @@ WRONG = [
         "group = 2 - (self.heads == self.kv_heads)",
     ),
     ("multi_head", "query = split_heads", "x -= x.mean()\n        query = split_heads"),
-    ("multi_head", "kv_heads * head_width\n    #", "kv_heads * 64\n    #"),
+    (
+        "multi_head",
+        "return 2 * depth * length * kv_heads * head_width",
+        "return 128 * depth * length * kv_heads",
+    ),
     ("positions", "10000 ** (pair / width)", "10000 ** (pair / 4)"),
     ("positions", "positions.unsqueeze(-1)", "positions.clamp(max=64).unsqueeze(-1)"),
     ("positions", "half = x.shape[-1] // 2", "half = x.shape[-1] // 2\n    x = x.detach()"),

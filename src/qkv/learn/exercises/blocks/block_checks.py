@@ -119,10 +119,10 @@ def norm_gradients(mine: ModuleType, draw: Draw) -> None:
     right = LayerNorm(width)
 
     def of_student(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        return functional_call(norm, {"weight": weight, "bias": bias}, (x,))  # type: ignore[no-any-return]
+        return functional_call(norm, {"weight": weight, "bias": bias}, (x,))
 
     def of_library(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        return functional_call(right, {"gain": weight, "bias": bias}, (x,))  # type: ignore[no-any-return]
+        return functional_call(right, {"gain": weight, "bias": bias}, (x,))
 
     inputs = {
         "x": draw.normal(2, draw.size, width),
@@ -165,7 +165,7 @@ def feed_forward(mine: ModuleType, draw: Draw) -> None:
 
     def of_student(x: Tensor, *values: Tensor) -> Tensor:
         weights = dict(zip(parameters, values, strict=True))
-        return functional_call(layer, weights, (x,))  # type: ignore[no-any-return]
+        return functional_call(layer, weights, (x,))
 
     def of_library(x: Tensor, *values: Tensor) -> Tensor:
         weights = dict(zip(parameters, values, strict=True))
@@ -219,7 +219,7 @@ def misbuilt(block: Block, x: Tensor, mask: Tensor | None) -> dict[str, Tensor]:
     ffn: Layer = block.feed_forward
 
     def attention(y: Tensor) -> Tensor:
-        return block.attention(y, mask=mask)[0]  # type: ignore[no-any-return]
+        return block.attention(y, mask=mask)[0]
 
     right = x + attention(norm1(x))
     alone = attention(norm1(x))
@@ -313,10 +313,10 @@ def block_gradients(mine: ModuleType, draw: Draw) -> None:
 
     def of_student(x: Tensor, *values: Tensor) -> Tensor:
         weights = dict(zip(parameters, values, strict=True))
-        return functional_call(block, weights, (x, mask))  # type: ignore[no-any-return]
+        return functional_call(block, weights, (x, mask))
 
     def of_library(x: Tensor, *values: Tensor) -> Tensor:
         weights = library_names(dict(zip(parameters, values, strict=True)))
-        return functional_call(right, weights, (x,), {"mask": as_mask(mask)})  # type: ignore[no-any-return]
+        return functional_call(right, weights, (x,), {"mask": as_mask(mask)})
 
     expect_gradients(of_student, of_library, {"x": x, **parameters}, "Block", tolerance=1e-3)

@@ -99,7 +99,7 @@ def altered(layer: Any, x: Tensor, mask: Tensor | None, mistake: str) -> Tensor:
 
     output = scores.softmax(-2 if mistake == "over queries" else -1) @ value
     if mistake == "merged":
-        return layer.output(output.reshape(x.shape))  # type: ignore[no-any-return]
+        return layer.output(output.reshape(x.shape))
 
     joined = output.transpose(1, 2).flatten(2)
     if mistake == "not projected":
@@ -276,7 +276,7 @@ def weights_seen(mine: ModuleType, draw: Draw) -> None:
 
     expect_equal(
         seen[0],
-        library(layer)(x, mask=mask, need_weights=True)[1],  # type: ignore[arg-type]
+        library(layer)(x, mask=mask, need_weights=True)[1],
         "what passes through self.weights",
         shape="(B, H, T, T)",
         inputs={"mask": mask[0, 0]},
@@ -308,7 +308,7 @@ def gradients(mine: ModuleType, draw: Draw) -> None:
 
     def of_student(x: Tensor, *values: Tensor) -> Tensor:
         by_name = dict(zip(weights, values, strict=True))
-        return functional_call(layer, by_name, (x, mask))  # type: ignore[no-any-return]
+        return functional_call(layer, by_name, (x, mask))
 
     def of_library(x: Tensor, *values: Tensor) -> Tensor:
         by_name = dict(zip(weights, values, strict=True))
@@ -317,7 +317,7 @@ def gradients(mine: ModuleType, draw: Draw) -> None:
             names = [f"{part}.{kind}" for part in ("query", "key", "value")]
             joined[f"qkv.{kind}"] = torch.cat([by_name[name] for name in names])
 
-        return functional_call(right, joined, (x,), {"mask": mask})[0]  # type: ignore[no-any-return]
+        return functional_call(right, joined, (x,), {"mask": mask})[0]
 
     expect_gradients(of_student, of_library, {"x": x, **weights}, "MultiHeadAttention")
 

@@ -79,7 +79,8 @@ def far_positions(mine: ModuleType, draw: Draw) -> None:
 def turned(x: Tensor, positions: Tensor, base: float = 10000.0) -> Tensor:
     """The library's rotary positions for x (..., T, D)."""
     angles = position.rotary_angles(positions.unsqueeze(0), x.shape[-1], base)
-    return position.rotate(x, angles[:, 0, 0])
+    joined = x.reshape(1, -1, *x.shape[-2:])
+    return position.rotate(joined, angles).view(x.shape)
 
 
 def neighbours(x: Tensor) -> Tensor:
