@@ -13,7 +13,7 @@ import torch
 from tokenizers import models
 
 from qkv.learn.course import course
-from qkv.learn.exercises.blocks import byte_pairs_checks as byte_pairs
+from qkv.learn.exercises.blocks import byte_pair_reference as byte_pairs
 from qkv.learn.expectations import Failed, expect_untouched
 from qkv.learn.run_checks import Report, run_checks
 

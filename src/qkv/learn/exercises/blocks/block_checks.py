@@ -35,59 +35,63 @@ def fill(module: nn.Module, draw: Draw) -> None:
             weight.copy_(center + draw.normal(*weight.shape) / spread)
 
 
+def misnormed(norm: Any, x: Tensor) -> dict[str, Tensor]:
+    """Results of norms with known mistakes, by what to tell the student."""
+    gain, bias, eps = norm.weight, norm.bias, norm.eps
+    centred = x - x.mean(-1, keepdim=True)
+    variance = centred.square().mean(-1, keepdim=True)
+    unbiased = x.var(-1, keepdim=True)
+    root = (variance + eps).sqrt()
+    across = x - x.mean(-2, keepdim=True)
+    root_across = (across.square().mean(-2, keepdim=True) + eps).sqrt()
+    mistakes = {
+        "LayerNorm: the variance divides by E - 1; var(x) is a mean over E numbers": (
+            gain * centred / (unbiased + eps).sqrt() + bias
+        ),
+        "LayerNorm: eps is added to the root; it belongs to the variance inside it": (
+            gain * centred / (variance.sqrt() + eps) + bias
+        ),
+        "LayerNorm: eps is missing": gain * centred / variance.sqrt() + bias,
+        "LayerNorm: divided by the variance; the root is missing": (
+            gain * centred / (variance + eps) + bias
+        ),
+        "LayerNorm: the mean is not subtracted": gain * x / root + bias,
+        "LayerNorm: mean and variance run over positions; each vector has its own": (
+            gain * across / root_across + bias
+        ),
+        "LayerNorm: one mean and variance for the whole batch; each vector has its own": (
+            gain * (x - x.mean()) / (x.var(correction=0) + eps).sqrt() + bias
+        ),
+        "LayerNorm: self.weight is not used": centred / root + bias,
+        "LayerNorm: self.bias is not used": gain * centred / root,
+        "LayerNorm: self.bias is added before the product with self.weight": (
+            gain * (centred / root + bias)
+        ),
+    }
+    for other in (1e-3, 1e-6, 1e-8, 1e-12):
+        message = f"LayerNorm: eps is {other:.0e}; self.eps says which"
+        mistakes[message] = F.layer_norm(x, x.shape[-1:], gain, bias, other)
+
+    return mistakes
+
+
 @check("LayerNorm", "Each vector has mean 0 and variance 1, then is scaled and shifted")
 def layer_norm(mine: ModuleType, draw: Draw) -> None:
     width = draw.size + 2
     norm = mine.LayerNorm(width)
     fill(norm, draw)
-    gain, bias, eps = norm.weight, norm.bias, norm.eps
+    gain, bias = norm.weight, norm.bias
     # Usual vectors for mistakes that show in any, then small ones in which eps counts
     for scale, tolerance in ((1.0, 1e-3), (3e-3, 1e-5)):
         x = scale * (draw.normal(2, draw.size, width) + 0.5)
-        centred = x - x.mean(-1, keepdim=True)
-        variance = centred.square().mean(-1, keepdim=True)
-        root = (variance + eps).sqrt()
-        over_positions = x - x.mean(-2, keepdim=True)
-        other_eps = {}
-        for other in (1e-3, 1e-6, 1e-8, 1e-12):
-            message = f"LayerNorm: eps is {other:.0e}; self.eps says which"
-            other_eps[message] = F.layer_norm(x, (width,), gain, bias, other)
-
         with expect_untouched("LayerNorm", x=x):
             found = norm(x)
 
         expect_equal(
             found,
-            F.layer_norm(x, (width,), gain, bias, eps),
+            F.layer_norm(x, (width,), gain, bias, norm.eps),
             "LayerNorm",
-            {
-                "LayerNorm: the variance divides by E - 1; var(x) is a mean over E numbers": (
-                    gain * centred / (x.var(-1, keepdim=True) + eps).sqrt() + bias
-                ),
-                "LayerNorm: eps is added to the root; it belongs to the variance inside it": (
-                    gain * centred / (variance.sqrt() + eps) + bias
-                ),
-                "LayerNorm: eps is missing": gain * centred / variance.sqrt() + bias,
-                **other_eps,
-                "LayerNorm: divided by the variance; the root is missing": (
-                    gain * centred / (variance + eps) + bias
-                ),
-                "LayerNorm: the mean is not subtracted": gain * x / root + bias,
-                "LayerNorm: mean and variance run over positions; each vector has its own": (
-                    gain
-                    * over_positions
-                    / (over_positions.square().mean(-2, keepdim=True) + eps).sqrt()
-                    + bias
-                ),
-                "LayerNorm: one mean and variance for the whole batch; each vector has its own": (
-                    gain * (x - x.mean()) / (x.var(correction=0) + eps).sqrt() + bias
-                ),
-                "LayerNorm: self.weight is not used": centred / root + bias,
-                "LayerNorm: self.bias is not used": gain * centred / root,
-                "LayerNorm: self.bias is added before the product with self.weight": (
-                    gain * (centred / root + bias)
-                ),
-            },
+            misnormed(norm, x),
             shape="(B, T, E)",
             inputs={"x": x, "weight": gain.unsqueeze(0), "bias": bias.unsqueeze(0)},
             tolerance=tolerance,

@@ -4,96 +4,24 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from types import ModuleType
 from typing import Any
 
+from qkv.learn.exercises.blocks.byte_pair_reference import (
+    Pair,
+    apply,
+    count,
+    encoded,
+    learn,
+    longest_first,
+    pieces,
+    replace,
+)
 from qkv.learn.expectations import Draw, Example, Failed, check
 
-Pair = tuple[int, int]
 MOST_SHOWN = 16
 """Tokens of a list that are drawn."""
 TEXTS = ("", "a", "\x00\n", "Grüße, 東京 👩‍🔬", "naïve café", "the cat sat on the mat")
-
-
-# What is right
-
-
-def count(ids: Sequence[int]) -> Counter[Pair]:
-    return Counter(pairwise(ids))
-
-
-def replace(ids: Sequence[int], pair: Pair, new: int) -> list[int]:
-    """The ids with a new token in place of each pair, from left to right."""
-    result: list[int] = []
-    waiting = False
-    for token in ids:
-        if waiting and (result[-1], token) == pair:
-            result[-1] = new
-            waiting = False
-        else:
-            result.append(token)
-            waiting = True
-
-    return result
-
-
-def learn(ids: list[int], merges: int, mistake: str = "") -> list[Pair]:
-    """The merges of a list of ids; a mistake changes one rule."""
-    original = list(ids)
-    found: list[Pair] = []
-    least = 1 if mistake == "once" else 2
-    first_new = 257 if mistake == "from 257" else 256
-    for number in range(merges):
-        counts = count(original if mistake == "counted once" else ids)
-        if mistake == "counted once":
-            counts = Counter({pair: n for pair, n in counts.items() if pair not in found})
-        if max(counts.values(), default=0) < least:
-            break
-
-        best = (min if mistake == "rarest" else max)(counts.values())
-        tied = [pair for pair, n in counts.items() if n == best]
-        chosen = {"last tie": tied[-1], "largest tie": max(tied), "smallest tie": min(tied)}
-        pair = chosen.get(mistake, tied[0])
-        found.append(pair)
-        if mistake != "not merged":
-            ids = replace(ids, pair, first_new + number)
-
-    return found
-
-
-def apply(ids: list[int], merges: Sequence[Pair], order: Sequence[int], first: int) -> list[int]:
-    """The ids after merges in some order; merge n makes the token first + n."""
-    for number in order:
-        ids = replace(ids, merges[number], first + number)
-
-    return ids
-
-
-def encoded(text: str, merges: Sequence[Pair]) -> list[int]:
-    return apply(list(text.encode()), merges, range(len(merges)), 256)
-
-
-def pieces(merges: Sequence[Pair]) -> list[bytes]:
-    """The bytes of each token."""
-    result = [bytes([byte]) for byte in range(256)]
-    for first, second in merges:
-        result.append(result[first] + result[second])
-
-    return result
-
-
-def longest_first(text: str, merges: Sequence[Pair]) -> list[int]:
-    """The ids if the longest token is taken at each place."""
-    known = {piece: token for token, piece in reversed(list(enumerate(pieces(merges))))}
-    data = text.encode()
-    ids = []
-    while data:
-        length = max(size for size in range(1, len(data) + 1) if data[:size] in known)
-        ids.append(known[data[:length]])
-        data = data[length:]
-
-    return ids
 
 
 # What is said
@@ -177,6 +105,38 @@ def pairs(mine: ModuleType, draw: Draw) -> None:
         raise Failed("count_pairs: the counts are not the expected ones", example)
 
 
+def mismerged(ids: list[int], pair: Pair) -> dict[str, list[int]]:
+    """What known mistakes make of a list, by what to tell the student."""
+    expected = replace(ids, pair, 300)
+    from_right = replace(ids[::-1], (pair[1], pair[0]), 300)[::-1]
+    second_stays, overlapping = [], []
+    for place, token in enumerate(ids):
+        here = (token, *ids[place + 1 : place + 2]) == pair
+        before = place > 0 and (ids[place - 1], token) == pair
+        second_stays.append(300 if here else token)
+        if here or not before:
+            overlapping.append(300 if here else token)
+
+    first_only = list(ids)
+    if 300 in expected:
+        place = expected.index(300)
+        first_only[place : place + 2] = [300]
+
+    return {
+        "merge: nothing is merged; a list never equals a tuple: tuple([1, 2]) == (1, 2)": (
+            list(ids)
+        ),
+        "merge: only the first occurrence is merged": first_only,
+        "merge: the second token of a merged pair stays; go on after it": second_stays,
+        "merge: occurrences that overlap are merged twice; go on after the pair": (overlapping),
+        "merge: pairs are merged from the right; go from left to right": from_right,
+        "merge: the last token is lost": expected[:-1],
+        "merge: if the list ends with a pair, it is not merged": (
+            replace(ids[:-1], pair, 300) + ids[-1:]
+        ),
+    }
+
+
 @check("merge", "A new token for each occurrence of a pair, from left to right")
 def merged(mine: ModuleType, draw: Draw) -> None:
     drawn = draw_ids(draw)
@@ -192,43 +152,45 @@ def merged(mine: ModuleType, draw: Draw) -> None:
         given = list(ids)
         found = mine.merge(given, pair, 300)
         expected = replace(ids, pair, 300)
-        from_right = replace(ids[::-1], (pair[1], pair[0]), 300)[::-1]
-        second_stays, overlapping = [], []
-        for place, token in enumerate(ids):
-            here = (token, *ids[place + 1 : place + 2]) == pair
-            before = place > 0 and (ids[place - 1], token) == pair
-            second_stays.append(300 if here else token)
-            if here or not before:
-                overlapping.append(300 if here else token)
-
-        first_only = list(ids)
-        if 300 in expected:
-            place = expected.index(300)
-            first_only[place : place + 2] = [300]
-
         expect_list(
             found,
             expected,
             f"merge of the pair {pair}, new = 300",
-            {
-                "merge: nothing is merged; a list never equals a tuple: tuple([1, 2]) == (1, 2)": (
-                    list(ids)
-                ),
-                "merge: only the first occurrence is merged": first_only,
-                "merge: the second token of a merged pair stays; go on after it": second_stays,
-                "merge: occurrences that overlap are merged twice; go on after the pair": (
-                    overlapping
-                ),
-                "merge: pairs are merged from the right; go from left to right": from_right,
-                "merge: the last token is lost": expected[:-1],
-                "merge: if the list ends with a pair, it is not merged": (
-                    replace(ids[:-1], pair, 300) + ids[-1:]
-                ),
-            },
+            mismerged(ids, pair),
             {"ids": ids},
         )
         if given != ids:
             raise Failed("merge changes the list that it is given; it should make a new list")
+
+
+def mistrained(text: str, merges: int) -> dict[str, list[Pair]]:
+    """Merges that known mistakes learn from a text, by what to tell the student."""
+    ids = list(text.encode())
+    named = {
+        "train: this pair does not occur most often": "rarest",
+        "train: if two pairs occur equally often, the one that comes first in the text is "
+        "merged": "last tie",
+        "train: if two pairs occur equally often, the one that comes first in the text is "
+        "merged, not that with the largest ids": "largest tie",
+        "train: if two pairs occur equally often, the one that comes first in the text is "
+        "merged, not that with the smallest ids": "smallest tie",
+        "train: the same pair comes again and again; merge it before the next count": (
+            "not merged"
+        ),
+        "train: all merges are taken from the first count; count again after each": (
+            "counted once"
+        ),
+        "train: a pair that occurs once is not merged": "once",
+        "train: the first new token is not token 256": "from 257",
+    }
+    mistakes = {what: learn(ids, merges, mistake) for what, mistake in named.items()}
+    characters = [ord(character) for character in text]
+    mistakes["train: the ids are those of characters; begin with the bytes of UTF-8"] = learn(
+        characters, merges
+    )
+    mistakes["train: one merge too many"] = learn(ids, merges + 1)
+    mistakes["train: one merge is missing"] = learn(ids, merges - 1)
+    return mistakes
 
 
 @check("train", "Each time the pair that occurs most often; of equals the first in the text")
@@ -238,30 +200,6 @@ def trained(mine: ModuleType, draw: Draw) -> None:
     for text in texts:
         for merges in (1, 2, 3, 3 * draw.size):
             ids = list(text.encode())
-            named = {
-                "train: this pair does not occur most often": "rarest",
-                "train: if two pairs occur equally often, the one that comes first in the text is "
-                "merged": "last tie",
-                "train: if two pairs occur equally often, the one that comes first in the text is "
-                "merged, not that with the largest ids": "largest tie",
-                "train: if two pairs occur equally often, the one that comes first in the text is "
-                "merged, not that with the smallest ids": "smallest tie",
-                "train: the same pair comes again and again; merge it before the next count": (
-                    "not merged"
-                ),
-                "train: all merges are taken from the first count; count again after each": (
-                    "counted once"
-                ),
-                "train: a pair that occurs once is not merged": "once",
-                "train: the first new token is not token 256": "from 257",
-            }
-            mistakes = {what: learn(ids, merges, mistake) for what, mistake in named.items()}
-            characters = [ord(character) for character in text]
-            mistakes["train: the ids are those of characters; begin with the bytes of UTF-8"] = (
-                learn(characters, merges)
-            )
-            mistakes["train: one merge too many"] = learn(ids, merges + 1)
-            mistakes["train: one merge is missing"] = learn(ids, merges - 1)
             try:
                 found = mine.train(text, merges)
             except (ValueError, IndexError) as error:
@@ -274,7 +212,7 @@ def trained(mine: ModuleType, draw: Draw) -> None:
                 found,
                 learn(ids, merges),
                 f"train({text!r}, {merges})",
-                mistakes,
+                mistrained(text, merges),
                 {"bytes": ids},
             )
 
