@@ -95,7 +95,8 @@ def pairs(mine: ModuleType, draw: Draw) -> None:
         }
         rows = [row("ids", ids)]
         for pair in {**expected, **found}:
-            rows.append((str(pair), f"{found.get(pair, 0)}, expected {expected[pair]}"))
+            number, right = found.get(pair, 0), expected[pair]
+            rows.append((str(pair), str(right) if number == right else f"{number}, not {right}"))
 
         example = Example("count_pairs", tuple(rows))
         for message, mistake in known.items():
@@ -181,7 +182,7 @@ def mistrained(text: str, merges: int) -> dict[str, list[Pair]]:
             "counted once"
         ),
         "train: a pair that occurs once is not merged": "once",
-        "train: the first new token is not token 256": "from 257",
+        "train: the first new token must be token 256": "from 257",
     }
     mistakes = {what: learn(ids, merges, mistake) for what, mistake in named.items()}
     characters = [ord(character) for character in text]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -109,10 +110,15 @@ def altered(layer: Any, x: Tensor, mask: Tensor | None, mistake: str) -> Tensor:
     return x + projected if mistake == "residual" else projected
 
 
+def counted(*shape: int) -> Tensor:
+    """The numbers 0, 1, 2, ..., so that a table shows where each of them goes."""
+    return torch.arange(math.prod(shape), dtype=torch.float32).view(shape)
+
+
 @check("split_heads", "Head h gets D numbers of each vector, from h D on")
 def split(mine: ModuleType, draw: Draw) -> None:
     batch, length, heads, head_width = min(draw.size, 2), draw.size + 1, draw.size, draw.size + 2
-    x = draw.normal(batch, length, heads * head_width)
+    x = counted(batch, length, heads * head_width)
     right = x.unflatten(-1, (heads, head_width)).transpose(1, 2)
     found = mine.split_heads(x, heads)
     swapped = (batch, length, heads, head_width)
@@ -144,7 +150,7 @@ def split(mine: ModuleType, draw: Draw) -> None:
 @check("merge_heads", "The parts of a vector side by side, head 0 first")
 def merge(mine: ModuleType, draw: Draw) -> None:
     batch, length, heads, head_width = min(draw.size, 2), draw.size + 1, draw.size, draw.size + 2
-    x = draw.normal(batch, heads, length, head_width)
+    x = counted(batch, heads, length, head_width)
     shape = (batch, length, heads * head_width)
     right = x.transpose(1, 2).reshape(shape)
     # In both orders in which the numbers may lie in memory
@@ -247,8 +253,7 @@ def grouped(mine: ModuleType, draw: Draw) -> None:
         expect_equal(
             found,
             library(layer)(x)[0],
-            f"the output, H = {heads} query heads, K = {kv_heads} key-value heads; are keys and "
-            "values split into self.kv_heads?",
+            f"the output, H = {heads} query heads, K = {kv_heads} key-value heads",
             {
                 f"H = {heads}, K = {kv_heads}: key-value heads are handed out in turn, 0 1 0 1; "
                 "neighbouring query heads share one, 0 0 1 1": altered(layer, x, None, "in turn"),

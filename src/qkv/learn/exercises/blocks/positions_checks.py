@@ -51,7 +51,7 @@ def sines(mine: ModuleType, draw: Draw) -> None:
             "sinusoidal: the exponent is i / E; it should be 2i / E": (
                 waves(length, width, pair / width)
             ),
-            "sinusoidal: the exponent is twice too large; with columns 0, 2, 4 it is column / E": (
+            "sinusoidal: the exponent is twice as large as it should be; 2i is the column": (
                 waves(length, width, 4 * pair / width)
             ),
             "sinusoidal: the position is multiplied by 10000^(2i / E); divide it": (
