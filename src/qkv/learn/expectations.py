@@ -7,7 +7,8 @@ first failure is the smallest example.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
@@ -338,3 +339,18 @@ def expect_double(
     found = call_with(mine, doubles)
     expect_dtype(found, torch.float64, f"{what}, of inputs in float64")
     expect_equal(found, reference(*doubles.values()), f"{what} in float64", tolerance=1e-6)
+# In-place changes
+
+
+@contextmanager
+def expect_untouched(what: str, **inputs: Tensor) -> Iterator[None]:
+    """Fail if the code inside changes one of the inputs in place."""
+    before = {name: value.clone() for name, value in inputs.items()}
+    yield
+    for name, value in inputs.items():
+        if not torch.equal(value, before[name]):
+            raise Failed(
+                f"{what} changes its input {name} in place, such as += does; the caller still "
+                f"needs it: {name} = {name} + ... makes a new tensor",
+                compare(name, value, before[name], 0.0),
+            )

@@ -1,0 +1,1 @@
+"""Exercises 5 to 8: several heads, positions, the block, byte pairs."""
