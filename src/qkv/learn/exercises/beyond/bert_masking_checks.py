@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -10,7 +11,11 @@ from torch import Tensor
 
 from qkv.data.batches.batch import IGNORE
 from qkv.data.batches.masked import SHOWN_AS_MASK, SHOWN_AS_RANDOM
-from qkv.learn.exercises.beyond.twin_models import library_gpt, randomise
+from qkv.learn.exercises.beyond.twin_models import (
+    expect_integers,
+    library_gpt,
+    randomise,
+)
 from qkv.learn.expectations import (
     Draw,
     Failed,
@@ -73,7 +78,7 @@ def chosen_tokens(mine: ModuleType, draw: Draw) -> None:
             right,
             f"choose, rate {rate}",
             {
-                "choose: the tokens above the rate are chosen, 85% of them; choose those below it": (
+                "choose: the tokens above the rate are chosen; choose those below it": (
                     (uniform > rate) & ~is_special
                 ),
                 "choose: special tokens are chosen, and no others": (uniform < rate) & is_special,
@@ -107,15 +112,18 @@ def rule_of_three(mine: ModuleType, draw: Draw) -> None:
     ids = draw_ids(draw, T)
     chosen = draw.integers(4, 2, T) > 0
     uniform = draw_uniform(draw, 2, T)
-    others = draw.integers(60, 2, T, low=40)
+    others = draw.integers(300, 2, T, low=200)
     before = ids.clone()
-    found = mine.corrupt(ids, chosen, uniform, others, MASK)
+    mask_id = MASK + 20 * draw.size
+    found = mine.corrupt(ids, chosen, uniform, others, mask_id)
+    expect_integers("corrupt", found)
     if not torch.equal(before, ids):
         raise Failed("corrupt: the ids given to the function were changed; return a new tensor")
 
-    masked = torch.tensor(MASK)
+    masked = torch.tensor(mask_id)
+    show = partial(shown_ids, ids, others, mask_id)
     is_random = (uniform >= SHOWN_AS_MASK) & (uniform < SHOWN_AS_MASK + SHOWN_AS_RANDOM)
-    right = show(ids, chosen, uniform < SHOWN_AS_MASK, is_random, others)
+    right = show(chosen, uniform < SHOWN_AS_MASK, is_random)
     expect_equal(
         found,
         right,
@@ -125,22 +133,22 @@ def rule_of_three(mine: ModuleType, draw: Draw) -> None:
                 masked.where(chosen, ids)
             ),
             "corrupt: 20% are shown as random tokens; 10% of the chosen stay unchanged": (
-                show(ids, chosen, uniform < 0.8, uniform >= 0.8, others)
+                show(chosen, uniform < 0.8, uniform >= 0.8)
             ),
             "corrupt: 20% stay unchanged; 10% of the chosen are shown as random tokens": (
-                show(ids, chosen, uniform < 0.8, uniform > 1, others)
+                show(chosen, uniform < 0.8, uniform > 1)
             ),
             "corrupt: tokens that were not chosen are replaced, too": (
-                show(ids, torch.ones_like(chosen), uniform < 0.8, is_random, others)
+                show(torch.ones_like(chosen), uniform < 0.8, is_random)
             ),
             "corrupt: the tokens that were not chosen are replaced, and the chosen stay": (
-                show(ids, ~chosen, uniform < 0.8, is_random, others)
+                show(~chosen, uniform < 0.8, is_random)
             ),
             "corrupt: 10% are [mask] and 80% are random; it is the other way round": (
-                show(ids, chosen, uniform < 0.1, (uniform >= 0.1) & (uniform < 0.9), others)
+                show(chosen, uniform < 0.1, (uniform >= 0.1) & (uniform < 0.9))
             ),
             "corrupt: the random tokens are those from 0.9 to 1; they are from 0.8 to 0.9": (
-                show(ids, chosen, uniform < 0.8, uniform >= 0.9, others)
+                show(chosen, uniform < 0.8, uniform >= 0.9)
             ),
         },
         shape="(B, T)",
@@ -148,13 +156,13 @@ def rule_of_three(mine: ModuleType, draw: Draw) -> None:
     )
 
 
-def show(
-    ids: Tensor, chosen: Tensor, as_mask: Tensor, as_random: Tensor, others: Tensor
+def shown_ids(
+    ids: Tensor, others: Tensor, mask_id: int, chosen: Tensor, as_mask: Tensor, as_random: Tensor
 ) -> Tensor:
     """The ids, of which those chosen are shown as [mask] or as others."""
     result = ids.clone()
     result[chosen & as_random] = others[chosen & as_random]
-    result[chosen & as_mask] = MASK
+    result[chosen & as_mask] = mask_id
     return result
 
 
@@ -166,6 +174,7 @@ def labels_of_chosen(mine: ModuleType, draw: Draw) -> None:
     chosen[:, 1] = torch.tensor([True, False])
     before = ids.clone()
     found = mine.labels(ids, chosen)
+    expect_integers("labels", found)
     if not torch.equal(before, ids):
         raise Failed("labels: the ids given to the function were changed; return a new tensor")
 
@@ -335,25 +344,32 @@ def equals_stack(mine: ModuleType, draw: Draw) -> None:
     positions = torch.arange(ids.shape[1]).unsqueeze(0)
     x = twin.embedding(ids, positions)
     for padding in (0, 2):
-        right = twin.stack(x, positions, mask=Padding(ids != padding))
+        mask = Padding(ids != padding)
         expect_equal(
             model.hidden(ids, padding),
-            right,
+            twin.stack(x, positions, mask=mask),
             f"BERT.hidden, padding {padding}",
             {
-                "BERT: the padding given to hidden is ignored": lambda: twin.stack(
-                    x, positions, mask=Padding(ids != 0)
+                "BERT: the padding given to hidden is ignored": (
+                    twin.stack(x, positions, mask=Padding(ids != 0))
                 ),
-                "BERT: the positions are missing": lambda: twin.stack(
-                    twin.embedding.token(ids), positions, mask=Padding(ids != padding)
+                "BERT: the positions are missing": (
+                    twin.stack(twin.embedding.token(ids), positions, mask=mask)
                 ),
-                "BERT: the last norm is missing": lambda: without_norm(
-                    twin, x, Padding(ids != padding)
-                ),
+                "BERT: the last norm is missing": without_norm(twin, x, mask),
             },
             shape="(B, T, E)",
             tolerance=1e-4,
         )
+
+
+@check("BERT", "Every parameter gets a gradient")
+def bert_gradients(mine: ModuleType, draw: Draw) -> None:
+    model = new_bert(mine, draw)
+    model(draw_ids(draw, draw.size + 3)).square().sum().backward()
+    for name, parameter in model.named_parameters():
+        if parameter.grad is None:
+            raise Failed(f"BERT: {name} gets no gradient: it would never be trained")
 
 
 def without_norm(twin: Any, x: Tensor, mask: Padding) -> Tensor:

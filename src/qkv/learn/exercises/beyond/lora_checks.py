@@ -73,6 +73,11 @@ def before_training(mine: ModuleType, draw: Draw) -> None:
             "start_matrices: B is not 0, so that the model changes before it has learned anything"
         )
 
+    if torch.linalg.matrix_rank(A) < rank:
+        raise Failed(
+            "start_matrices: rows of A are equal, or depend on each other; draw each number"
+        )
+
     # Uniform numbers have a standard deviation of bound / sqrt(3), and a mean of 0.
     bound = E**-0.5
     largest = A.abs().max().item()
@@ -91,7 +96,7 @@ def before_training(mine: ModuleType, draw: Draw) -> None:
 
 
 def new_layer(mine: ModuleType, draw: Draw, *, bias: bool = True) -> Any:
-    """A student's LoRALinear with random weights: E = size + 1, N = size + 2, alpha / r is not 1."""
+    """A student's LoRALinear with random weights; E and N differ, and alpha / r is not 1."""
     linear = nn.Linear(draw.size + 1, draw.size + 2, bias=bias)
     layer = mine.LoRALinear(linear, rank=draw.size, alpha=3.0 * draw.size + 2)
     randomise(layer, draw)
@@ -130,9 +135,7 @@ def adapted_output(mine: ModuleType, draw: Draw) -> None:
                     "LoRALinear: multiplied by alpha, but not divided by the rank": (
                         base + layer.alpha * change
                     ),
-                    "LoRALinear: multiplied by r / alpha; it is alpha / r": (
-                        base + change / scale
-                    ),
+                    "LoRALinear: multiplied by r / alpha; it is alpha / r": (base + change / scale),
                     "LoRALinear: W x is missing; B A x is added to it": scale * change,
                     "LoRALinear: B A x is missing": base,
                     "LoRALinear: the bias b is missing": (
@@ -344,11 +347,13 @@ def adapted_model(mine: ModuleType, draw: Draw) -> None:
 
 @check("adapt", "Training changes A and B, and nothing else")
 def training_steps(mine: ModuleType, draw: Draw) -> None:
-    model, ids, _ = new_gpt(mine, draw)
+    model = mine.GPT(7, 6, 4, 1 + draw.size // 2, 2)
+    ids = draw.integers(7, 2, 6)
     mine.adapt(model, 2, 4.0)
     before = deepcopy(model.state_dict())
-    optimizer = torch.optim.SGD([one for one in model.parameters() if one.requires_grad], lr=0.05)
-    for _ in range(2):
+    trained = [one for one in model.parameters() if one.requires_grad]
+    optimizer = torch.optim.Adam(trained, lr=0.01)
+    for _ in range(3):
         optimizer.zero_grad()
         logits = model(ids)[:, :-1].flatten(0, 1)
         nn.functional.cross_entropy(logits, ids[:, 1:].flatten()).backward()
@@ -360,7 +365,7 @@ def training_steps(mine: ModuleType, draw: Draw) -> None:
         if changed and not is_adapter:
             raise Failed(f"adapt: training changed {name}, which is frozen")
         if is_adapter and not changed:
-            raise Failed(f"adapt: two steps of training left {name} as it was")
+            raise Failed(f"adapt: three steps of training left {name} as it was")
 
 
 @check("trained", "How many numbers are trained, and how many there are")

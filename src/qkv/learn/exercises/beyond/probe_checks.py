@@ -6,11 +6,16 @@ from types import ModuleType
 from typing import Any
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from qkv.data.batches.batch import Batch
 from qkv.insight.heads.head_ablation import ablate
+from qkv.learn.exercises.beyond.probe_references import (
+    MISTAKES,
+    after_output,
+    descend,
+    without_heads,
+)
 from qkv.learn.exercises.beyond.twin_models import library_gpt, randomise
 from qkv.learn.expectations import (
     Draw,
@@ -98,7 +103,7 @@ def held_out(mine: ModuleType, draw: Draw) -> None:
     ):
         mistakes = {
             "split: the order is not used; examples of one text lie side by side": y[
-                :-held if name == "training" else N
+                : -held if name == "training" else N
             ][-len(chosen) :],
             "split: the test are the first examples of the order; take the last": (
                 order[held:] if name == "training" else order[:held]
@@ -124,47 +129,6 @@ def draw_examples(draw: Draw) -> tuple[Tensor, Tensor, int]:
     direction = draw.normal(draw.size + 1, classes)
     y = (x @ direction + 0.5 * draw.normal(len(x), classes)).argmax(1)
     return x, y, classes
-
-
-def descend(
-    x: Tensor, y: Tensor, classes: int, steps: int, rate: float, mistake: str = ""
-) -> tuple[Tensor, Tensor]:
-    """A probe by PyTorch's gradient descent, or the same with a known mistake."""
-    linear = nn.Linear(x.shape[1], classes)
-    nn.init.zeros_(linear.weight)
-    nn.init.zeros_(linear.bias)
-    if mistake == "no bias":
-        linear.bias.requires_grad_(False)
-
-    optimizer = torch.optim.SGD(
-        [one for one in linear.parameters() if one.requires_grad],
-        lr=rate,
-        maximize=mistake == "uphill",
-    )
-    for _ in range(1 if mistake == "one step" else steps):
-        if mistake != "accumulated":
-            optimizer.zero_grad()
-
-        logits = linear(x)
-        if mistake == "two softmax":
-            logits = logits.softmax(-1)
-
-        reduction = "sum" if mistake == "sum" else "mean"
-        F.cross_entropy(logits, y, reduction=reduction).backward()
-        optimizer.step()
-
-    return linear.weight.detach(), linear.bias.detach()
-
-
-MISTAKES = {
-    "sum": "fit_probe: the loss is a sum over the examples; it is their mean",
-    "uphill": "fit_probe: each step adds the gradient, so that the loss grows; subtract it",
-    "accumulated": "fit_probe: gradients of earlier steps are added up; begin each step anew",
-    "two softmax": "fit_probe: cross_entropy takes logits, and has its own softmax",
-    "one step": "fit_probe: only one step was made",
-    "no bias": "fit_probe: the bias stays 0; it is trained, too",
-}
-"""What the student is told of a probe that was trained in a wrong way."""
 
 
 @check("fit_probe", "Gradient descent on the mean cross-entropy, from 0")
@@ -251,8 +215,6 @@ def most_frequent(mine: ModuleType, draw: Draw) -> None:
             ),
             "majority: measured in training; the test is what counts": (draw.size + 2) / len(y),
             "majority: 1 / C is the share if all labels were equally frequent": 1 / 3,
-            "majority: always the last label; it is the most frequent one": right + 1,
-            "majority: always label 1; it is not the most frequent one": 2 / len(y_test),
             "majority: in percent; it is a share from 0 to 1": 100 * right,
         },
         inputs={"y": y.unsqueeze(0), "y_test": y_test.unsqueeze(0)},
@@ -410,28 +372,3 @@ def change_of_loss(mine: ModuleType, draw: Draw) -> None:
             inputs={"change of the loss by layer and head": changes},
             tolerance=1e-4,
         )
-
-
-@torch.no_grad()
-def without_heads(twin: Any, batch: Batch, layer: int) -> float:
-    """The loss with all heads of a layer set to 0."""
-    attention = twin.stack.blocks[layer].attention
-    handle = attention.output.register_forward_pre_hook(lambda module, inputs: (0 * inputs[0],))
-    loss = F.cross_entropy(twin(batch.ids).flatten(0, 1), batch.targets.flatten())
-    handle.remove()
-    return loss.item()
-
-
-@torch.no_grad()
-def after_output(twin: Any, batch: Batch, layer: int, head: int) -> float:
-    """The loss with a part of the output projection's result set to 0."""
-    attention = twin.stack.blocks[layer].attention
-    part = torch.arange(attention.heads * attention.head_width) // attention.head_width
-
-    def zero(module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
-        return output * (part != head)
-
-    handle = attention.output.register_forward_hook(zero)
-    loss = F.cross_entropy(twin(batch.ids).flatten(0, 1), batch.targets.flatten())
-    handle.remove()
-    return loss.item()

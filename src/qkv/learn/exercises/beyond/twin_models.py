@@ -22,6 +22,12 @@ def randomise(module: nn.Module, draw: Draw) -> None:
         parameter.copy_(0.6 * draw.normal(*parameter.shape))
 
 
+def draw_lengths(draw: Draw, longest: int) -> Tensor:
+    """The lengths of three rows: 1, some number, and the longest."""
+    middle = int(draw.integers(longest + 1, 1, low=1))
+    return torch.tensor([1, middle, longest])
+
+
 @torch.no_grad()
 def library_attention(mine: Any, heads: int) -> MultiHeadAttention:
     """Multi-head attention with the weights of a student's."""
@@ -105,3 +111,10 @@ def changed_positions(function: Callable[[Tensor], Any], x: Tensor, position: in
 
     differs = (before - after).detach().abs().amax((0, 2)) > 1e-6
     return [int(index) for index in differs.nonzero()]
+
+
+def expect_integers(what: str, *found: Any) -> None:
+    """Fail unless results are tensors of integers, as token ids are."""
+    for tensor in found:
+        if isinstance(tensor, Tensor) and tensor.dtype != torch.int64:
+            raise Failed(f"{what}: token ids are integers (torch.int64), not {tensor.dtype}")
