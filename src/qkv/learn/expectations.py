@@ -256,9 +256,7 @@ def expect_number(
 
     known = {text: torch.tensor(float(value)) for text, value in (mistakes or {}).items()}
     right = torch.tensor(float(expected))
-    expect_equal(
-        torch.tensor(float(found)), right, what, known, inputs=inputs, tolerance=tolerance
-    )
+    expect_equal(torch.tensor(float(found)), right, what, known, inputs=inputs, tolerance=tolerance)
 
 
 def kind_of(found: Any) -> str:

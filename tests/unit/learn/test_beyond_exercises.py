@@ -74,7 +74,11 @@ RIGHT = [
         ATTEND,
         "output = F.scaled_dot_product_attention(query, key, value, attn_mask=mask)",
     ),
-    ("bert_masking", SHOWN, "    ids = ids.clone()\n    ids[chosen] = shown[chosen]\n    return ids"),
+    (
+        "bert_masking",
+        SHOWN,
+        "    ids = ids.clone()\n    ids[chosen] = shown[chosen]\n    return ids",
+    ),
     ("bert_masking", LABELS, "    return ids.masked_fill(~chosen, IGNORE)"),
     (
         "bert_masking",
@@ -96,18 +100,30 @@ WRONG = [
     ("encoder_decoder", "torch.stack(states, dim=1)", "torch.stack(states, dim=1).flip(1)"),
     ("encoder_decoder", "torch.stack(states, dim=1)", "torch.stack(states)"),
     ("encoder_decoder", LAST_STATE, "states[torch.arange(len(lengths)), lengths - 1].detach() * 2"),
-    ("encoder_decoder", WEIGHTS, "(scores / scores.shape[1] ** 0.5 - 1e9 * is_padding).softmax(-1)"),
+    (
+        "encoder_decoder",
+        WEIGHTS,
+        "(scores / scores.shape[1] ** 0.5 - 1e9 * is_padding).softmax(-1)",
+    ),
     ("encoder_decoder", "lengths.unsqueeze(1)\n    weights", "lengths.max()\n    weights"),
     ("encoder_decoder", CONTEXT, "    return (weights.detach()[:, None] @ states)[:, 0], weights"),
     ("encoder_decoder", CONTEXT, "    return weights, (weights[:, None] @ states)[:, 0]"),
     ("encoder_decoder", SHIFTED, "torch.cat([first * 1.0, target[:, :-1] * 1.0], dim=1), target"),
     ("encoder_decoder", SHIFTED, "torch.cat([first, target], dim=1), target"),
-    ("encoder_decoder", "< lengths.unsqueeze(1)\n    return", "<= lengths.unsqueeze(1)\n    return"),
+    (
+        "encoder_decoder",
+        "< lengths.unsqueeze(1)\n    return",
+        "<= lengths.unsqueeze(1)\n    return",
+    ),
     # The Transformer's decoder
     ("encoder_decoder", "self.value(source)", "source"),
     ("encoder_decoder", "self.key(source)", "self.key(source.detach())"),
     ("encoder_decoder", ATTEND, "output, _ = masked_attend(query, key, value, mask[:1])"),
-    ("encoder_decoder", CROSS, "x + self.cross_attention(self.cross_norm(x), source.detach(), tokens)"),
+    (
+        "encoder_decoder",
+        CROSS,
+        "x + self.cross_attention(self.cross_norm(x), source.detach(), tokens)",
+    ),
     ("encoder_decoder", CROSS, "x + self.cross_attention(self.cross_norm(x), source, tokens[:1])"),
     ("encoder_decoder", "causal_mask(x.shape[1])", "causal_mask(x.shape[1] + 1)[1:, :-1]"),
     # Masking
@@ -125,7 +141,11 @@ WRONG = [
     ("lora", LOW_RANK, "(x @ self.A.T.detach() @ self.B.T)"),
     ("lora", LOW_RANK, "(torch.relu(x @ self.A.T) @ self.B.T)"),
     ("lora", "self.linear(x) +", "self.linear(x.detach()) +"),
-    ("lora", "            new.bias.copy_(old.bias)", "            new.bias = old.bias\n        pass"),
+    (
+        "lora",
+        "            new.bias.copy_(old.bias)",
+        "            new.bias = old.bias\n        pass",
+    ),
     ("lora", "model.blocks:", "model.blocks[:1]:"),
     ("lora", FREEZE, "    model.blocks.requires_grad_(False)\n"),
     # A probe and a head

@@ -189,6 +189,9 @@ def labels_of_chosen(mine: ModuleType, draw: Draw) -> None:
             ),
             "labels: every token is a label; those that were not chosen are IGNORE": ids,
             "labels: a label of 0 is a token like another; use IGNORE": ids * chosen,
+            "labels: positions without a label are IGNORE, which is -100": (
+                ids.where(chosen, torch.tensor(-1))
+            ),
             "labels: shifted by one, as for a GPT; BERT guesses the token at its own position": (
                 torch.cat([ids.where(chosen, ignore)[:, 1:], ignore.expand(2, 1)], dim=1)
             ),

@@ -59,6 +59,12 @@ def equals_attention(mine: ModuleType, draw: Draw) -> None:
         heads, _ = right.attend(query, key, value, None, None)
         return heads.transpose(1, 2).flatten(2)
 
+    def unprojected_values() -> Tensor:
+        query, key, _ = right.project(x, source, None, NO_STATE)
+        (value,) = right.split(source, 2)
+        heads, _ = right.attend(query, key, value, None, None)
+        return right.output(heads.transpose(1, 2).flatten(2))
+
     with torch.no_grad():
         expect_equal(
             attention(x, source),
@@ -76,6 +82,9 @@ def equals_attention(mine: ModuleType, draw: Draw) -> None:
                 ),
                 "CrossAttention: the values come from x; they belong to the keys, the source": (
                     values_of_decoder
+                ),
+                "CrossAttention: the values are the source itself; project them by self.value": (
+                    unprojected_values
                 ),
                 "CrossAttention: all heads are one; split query, key and value into heads": (
                     one_head(x, source)[0]

@@ -192,8 +192,8 @@ def merged_matrix(mine: ModuleType, draw: Draw) -> None:
         if not torch.equal(value, before[name]):
             raise Failed(f"merge: {name} of the LoRALinear was changed; make a new nn.Linear")
     shared = {parameter.data_ptr() for parameter in layer.parameters()}
-    if new.weight.data_ptr() in shared:
-        raise Failed("merge: the new layer shares its matrix with the old one; copy it")
+    if any(parameter.data_ptr() in shared for parameter in new.parameters()):
+        raise Failed("merge: the new layer shares its matrix or bias with the old one; copy it")
 
     twin = library_layer(layer)
     lora.merge_adapters(twin)

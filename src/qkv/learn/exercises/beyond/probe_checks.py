@@ -12,9 +12,8 @@ from qkv.data.batches.batch import Batch
 from qkv.insight.heads.head_ablation import ablate
 from qkv.learn.exercises.beyond.probe_references import (
     MISTAKES,
-    after_output,
     descend,
-    without_heads,
+    mistakes_of_change,
 )
 from qkv.learn.exercises.beyond.twin_models import library_gpt, randomise
 from qkv.learn.expectations import (
@@ -344,31 +343,11 @@ def change_of_loss(mine: ModuleType, draw: Draw) -> None:
     result = ablate(twin, [batch])
     changes = torch.tensor(result.change["self"])
     for layer, head in torch.cartesian_prod(*map(torch.arange, changes.shape)).tolist():
-        right = changes[layer, head].item()
         expect_number(
             mine.loss_change(model, ids, layer, head),
-            right,
+            changes[layer, head].item(),
             f"loss_change, layer {layer}, head {head}",
-            {
-                "loss_change: the sign is wrong: a head that is needed makes the loss grow": -right,
-                "loss_change: this is the loss without the head; subtract the loss with it": (
-                    right + result.unchanged
-                ),
-                "loss_change: 0: the head was not knocked out": 0.0,
-                "loss_change: the head of another layer was knocked out": (
-                    changes[(layer + 1) % len(changes), head].item()
-                ),
-                "loss_change: another head of the layer was knocked out": (
-                    changes[layer, (head + 1) % changes.shape[1]].item()
-                ),
-                "loss_change: all heads of the layer were knocked out": (
-                    without_heads(twin, batch, layer) - result.unchanged
-                ),
-                "loss_change: the numbers are set to 0 after attention.output, which has mixed "
-                "the heads; set them to 0 before it": (
-                    after_output(twin, batch, layer, head) - result.unchanged
-                ),
-            },
+            mistakes_of_change(twin, batch, changes, layer, head, result.unchanged),
             inputs={"change of the loss by layer and head": changes},
             tolerance=1e-4,
         )

@@ -68,7 +68,7 @@ def one_step(mine: ModuleType, draw: Draw) -> None:
 @check("encode", "The state after each token")
 def all_states(mine: ModuleType, draw: Draw) -> None:
     w_x, w_h, bias = draw_cell(draw)
-    source = draw.normal(2, draw.size + 1, w_x.shape[1])
+    source = draw.normal(2, draw.size + 2, w_x.shape[1])
     right = recurrent_states(source, w_x, w_h, bias)
     expect_equal(
         mine.encode(source, w_x, w_h, bias),
@@ -94,7 +94,7 @@ def all_states(mine: ModuleType, draw: Draw) -> None:
 @check("encode", "It has a gradient for the source and the weights, through all steps")
 def gradient_through_time(mine: ModuleType, draw: Draw) -> None:
     w_x, w_h, bias = draw_cell(draw)
-    source = draw.normal(2, draw.size + 1, w_x.shape[1])
+    source = draw.normal(2, draw.size + 2, w_x.shape[1])
     expect_gradients(
         mine.encode,
         recurrent_states,
@@ -315,6 +315,7 @@ def loss_of_tokens(mine: ModuleType, draw: Draw) -> None:
     each = -logits.log_softmax(-1).gather(2, target.unsqueeze(2)).squeeze(2)
     is_token = torch.arange(T) < lengths.unsqueeze(1)
     by_row = (each * is_token).sum(1) / lengths
+    one_more = torch.arange(T) <= lengths.unsqueeze(1)
     shifted = -logits[:, :-1].log_softmax(-1).gather(2, target[:, 1:].unsqueeze(2)).squeeze(2)
     expect_equal(
         mine.target_loss(logits, target, lengths),
@@ -322,6 +323,8 @@ def loss_of_tokens(mine: ModuleType, draw: Draw) -> None:
         "target_loss",
         {
             "target_loss: padding counts; take the mean over tokens only": each.mean(),
+            "target_loss: one position of padding counts in each row; the last token of row b is "
+            "token lengths[b] - 1": each[one_more].mean(),
             "target_loss: a sum over tokens; divide it by their number": (each * is_token).sum(),
             "target_loss: divided by B T, padding included; divide by the number of tokens": (
                 (each * is_token).mean()
