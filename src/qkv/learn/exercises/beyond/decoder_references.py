@@ -38,7 +38,7 @@ def library_bahdanau(values: dict[str, Tensor], lengths: Tensor, **options: Any)
 
     states = values["states"]
     padding = Padding.of_lengths(lengths, states.shape[1])
-    settings = {"mask": padding, "score": score, "need_weights": True} | options
+    settings: dict[str, Any] = {"mask": padding, "score": score, "need_weights": True} | options
     context, weights = attend(values["state"].unsqueeze(1), states, states, **settings)
     assert weights is not None
     return context.squeeze(1), weights.squeeze(1)

@@ -328,11 +328,12 @@ def adapted_model(mine: ModuleType, draw: Draw) -> None:
         # The same A and B in both models
         config = AdapterConfig(rank=2, alpha=5.0, projections=("query", "value"))
         lora.attach_adapters(twin, config)
-        for block, other in zip(model.blocks, twin.stack.blocks, strict=True):
+        blocks: Any = twin.stack.blocks
+        for block, other in zip(model.blocks, blocks, strict=True):
             for name in ("query", "value"):
                 layer = getattr(block.attention, name)
                 layer.B.copy_(draw.normal(*layer.B.shape))
-                adapter: Any = other.attention.qkv.adapters[name]
+                adapter = other.attention.qkv.adapters[name]
                 adapter.A.copy_(layer.A)
                 adapter.B.copy_(layer.B)
 
