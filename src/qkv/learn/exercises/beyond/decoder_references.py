@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from qkv.data.batches.batch import IGNORE
-from qkv.nn.attention import Causal, Padding, attend
+from qkv.nn.attention import Additive, Causal, Padding, attend
 from qkv.nn.block import Block
 from qkv.nn.recurrent import Recurrent
 from qkv.training.loss import loss_sum
@@ -29,16 +29,39 @@ def recurrent_states(source: Tensor, w_x: Tensor, w_h: Tensor, bias: Tensor) -> 
 
 
 def library_bahdanau(values: dict[str, Tensor], lengths: Tensor, **options: Any) -> Any:
-    """Context and weights by the library's attention with the student's additive score."""
+    """Context and weights by the library's attention with the additive score."""
+    hidden, width = values["w_query"].shape
+    score = Additive(width, width=hidden)
+    weights = {
+        "W_q.weight": values["w_query"],
+        "W_k.weight": values["w_key"],
+        "v.weight": values["v"].unsqueeze(0),
+    }
+
+    def additive(query: Tensor, key: Tensor) -> Tensor:
+        scores: Tensor = torch.func.functional_call(score, weights, (query, key))
+        return scores
+
+    return attend_to_states(values, lengths, score=additive, **options)
+
+
+def student_score(values: dict[str, Tensor], lengths: Tensor) -> Tensor:
+    """The weights with the score of the student's exercise 2."""
     additive = import_module("ex02_scores").additive
 
     def score(query: Tensor, key: Tensor) -> Tensor:
         scores: Tensor = additive(query, key, values["w_query"], values["w_key"], values["v"])
         return scores
 
+    found: Tensor = attend_to_states(values, lengths, score=score)[1]
+    return found
+
+
+def attend_to_states(values: dict[str, Tensor], lengths: Tensor, **options: Any) -> Any:
+    """Context and weights by the library's attention: one query, keys and values the states."""
     states = values["states"]
     padding = Padding.of_lengths(lengths, states.shape[1])
-    settings: dict[str, Any] = {"mask": padding, "score": score, "need_weights": True} | options
+    settings: dict[str, Any] = {"mask": padding, "need_weights": True} | options
     context, weights = attend(values["state"].unsqueeze(1), states, states, **settings)
     assert weights is not None
     return context.squeeze(1), weights.squeeze(1)

@@ -208,7 +208,6 @@ def merged_matrix(mine: ModuleType, draw: Draw) -> None:
             "merge: multiplied by alpha, but not divided by the rank": W + layer.alpha * change,
             "merge: this is W alone; B A is missing": W,
             "merge: this is B A alone; W is missing": layer.alpha / layer.rank * change,
-            "merge: B A is subtracted": W - layer.alpha / layer.rank * change,
         },
         shape="(N, E)",
         inputs={"W": W, "A": layer.A, "B": layer.B},

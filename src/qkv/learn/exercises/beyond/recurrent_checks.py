@@ -12,6 +12,7 @@ from qkv.learn.exercises.beyond.decoder_references import (
     library_bahdanau,
     library_loss,
     recurrent_states,
+    student_score,
 )
 from qkv.learn.exercises.beyond.twin_models import draw_lengths, expect_integers
 from qkv.learn.expectations import (
@@ -162,9 +163,9 @@ def draw_attention(draw: Draw) -> dict[str, Tensor]:
     return {
         "state": draw.normal(3, E),
         "states": draw.normal(3, draw.size + 2, E),
-        "w_query": draw.normal(E, E),
-        "w_key": draw.normal(E, E),
-        "v": draw.normal(E),
+        "w_query": draw.normal(E + 1, E),
+        "w_key": draw.normal(E + 1, E),
+        "v": draw.normal(E + 1),
     }
 
 
@@ -198,6 +199,9 @@ def additive_weights(mine: ModuleType, draw: Draw) -> None:
                 scores.masked_fill(~is_token, -torch.inf).softmax(0)
             ),
             "bahdanau: these are the scores; the softmax is missing": scores,
+            "bahdanau: additive of ex02_scores.py is not right yet; go back to exercise 2": (
+                lambda: student_score(values, lengths)
+            ),
             "bahdanau: the score is a dot product; here it is additive": (
                 (values["states"] @ values["state"].unsqueeze(2))
                 .squeeze(2)
