@@ -45,9 +45,7 @@ def hidden_is_causal(mine: ModuleType, draw: Draw) -> None:
                     f"position {position} sees position {changed}: a causal mask forbids it",
                     table("ids", ids),
                     table(f"ids with another token at position {changed}", other),
-                    compare(
-                        "hidden states after and before the change", after[0], before[0], 1e-5
-                    ),
+                    compare("hidden states after and before the change", after[0], before[0], 1e-5),
                 )
 
 
