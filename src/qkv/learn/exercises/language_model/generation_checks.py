@@ -1,4 +1,4 @@
-"""Checks of exercise 11: filters and draws equal the library's; a cached pass equals the full one."""
+"""Checks of exercise 11: filters and draws equal the library's; the cache changes nothing."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from qkv.learn.exercises.language_model.cache_mistakes import (
     uncached_logits,
     wrong_rows,
 )
-from qkv.learn.exercises.language_model.matching_gpt import draw_gpt, peaked_gpt
+from qkv.learn.exercises.language_model.matching_gpt import HistoryModel, draw_gpt, peaked_gpt
 from qkv.learn.exercises.language_model.result_kinds import (
     expect_ids,
     expect_number,
@@ -203,95 +203,109 @@ def chosen_token(mine: ModuleType, draw: Draw) -> None:
             number = torch.tensor([step / 20 + 0.003])
             expected = int(library_draw(right, number)[0]) if t else int(right[0])
             without = int(library_draw(distribution(row, temperature=t or 1), number)[0])
+            mistakes = {
+                "next_token: the temperature comes first: it changes how many tokens sum to p": (
+                    int(library_draw(late, number)[0])
+                ),
+                "next_token: top_k and top_p are left out": without,
+            }
+            if t == 0:
+                mistakes = {"next_token: t = 0 takes the likeliest token": without}
+
             expect_number(
                 mine.next_token(logits.clone(), float(number), t, k, p),
                 expected,
                 f"next_token with t = {t}, k = {k}, p = {p} and the number {float(number):.3f}",
-                {
-                    "next_token: the temperature comes first: it changes how many tokens sum to "
-                    "p": int(library_draw(late, number)[0]),
-                    "next_token: t = 0 takes the likeliest token"
-                    if t == 0
-                    else "next_token: a filter is left out": without,
-                },
+                mistakes,
             )
 
 
 @check("generate", "Each new token is read before the next is chosen")
 def generated_ids(mine: ModuleType, draw: Draw) -> None:
-    V, T, length = draw.size + 4, draw.size + 1, 5
-    model = peaked_gpt(draw, V, T + length)
-    prompt = draw.integers(V, T).tolist()
-    full = library_generate(model, prompt, length=length, temperature=0)
-    second = library_generate(model, prompt, length=length, temperature=0, end=full[-1])
+    length = 4
+    model, prompt, full, mistakes = draw_generation(draw, length)
     shown = table("prompt", torch.tensor([prompt]))
     expect_ids(
         mine.generate(model, list(prompt), length),
         full,
         f"generate with length = {length}",
-        generate_mistakes(model, prompt, length, full),
+        mistakes,
         shown,
     )
     expect_ids(
-        mine.generate(model, list(prompt), length, end=full[-1]),
-        second,
-        f"generate with end = {full[-1]}",
+        mine.generate(model, list(prompt), length, end=full[2]),
+        full[:2],
+        f"generate with end = {full[2]}",
         {
-            "generate: the end token is not returned": [*second, full[-1]],
+            "generate: the end token is not returned": full[:3],
             "generate: the end token stops the generation; nothing comes after it": full,
+            "generate: the end token stops the generation; nothing comes after it, and it is not "
+            "skipped": [*full[:2], *full[3:]],
         },
         shown,
     )
 
 
-def generate_mistakes(
-    model: Any, prompt: list[int], length: int, full: list[int]
-) -> dict[str, list[int]]:
-    """What generate returns after known mistakes."""
-    mistakes = {
-        "generate: the new tokens are returned without the prompt": prompt + full,
-        "generate: one token too few": full[:-1],
-        "generate: the model reads the prompt alone in every step; it has to read the new tokens, "
-        "too": [full[0]] * length,
-    }
+def draw_generation(
+    draw: Draw, length: int
+) -> tuple[HistoryModel, list[int], list[int], dict[str, list[int]]]:
+    """A model, a prompt, the right tokens, and those of mistakes, all of them different."""
+    V = draw.size + 4
+    while True:
+        model = HistoryModel(draw.normal(31, V))
+        prompt = draw.integers(V, draw.size + 1).tolist()
+        full = greedy_tokens(model, prompt, length)
+        mistakes = {
+            "generate: the new tokens are returned without the prompt": prompt + full,
+            "generate: one token too few": full[:-1],
+            "generate: the model reads the prompt alone in every step; it has to read the new "
+            "tokens, too": [full[0]] * length,
+            "generate: the model reads the last token alone; it has to read the whole sequence": (
+                greedy_tokens(model, prompt, length, read=1)
+            ),
+            "generate: these are the logits of the first position; the last predicts the next "
+            "token": greedy_tokens(model, prompt, length, position=0),
+        }
+        different = {tuple(tokens) for tokens in (full, *mistakes.values())}
+        if len(different) == len(mistakes) + 1 and len(set(full[:3])) == 3:
+            return model, prompt, full, mistakes
+
+
+def greedy_tokens(
+    model: Any, prompt: list[int], length: int, *, read: int = 0, position: int = -1
+) -> list[int]:
+    """Greedy generation that reads the last `read` tokens (0 for all) and uses one position."""
+    new: list[int] = []
     with torch.no_grad():
-        for text, rows, position in (
-            ("the model reads the last token alone; it has to read the whole sequence", 1, -1),
-            ("these are the logits of the first position; the last one predicts the next", 0, 0),
-        ):
-            new: list[int] = []
-            for _ in range(length):
-                ids = torch.tensor([(prompt + new)[-rows:]])
-                new.append(int(model(ids)[0, position].argmax()))
+        for _ in range(length):
+            ids = torch.tensor([(prompt + new)[-read:]])
+            new.append(int(model(ids)[0, position].argmax()))
 
-            mistakes[f"generate: {text}"] = new
-
-    return mistakes
+    return new
 
 
-@check("generate", "It asks choose for each token")
+@check("generate", "It asks choose for each token; greedy, it is the library's")
 def generated_by_choice(mine: ModuleType, draw: Draw) -> None:
     V, T, length = draw.size + 4, draw.size + 1, 4
     model = peaked_gpt(draw, V, T + length)
     prompt = draw.integers(V, T).tolist()
-    expected: list[int] = []
-    with torch.no_grad():
-        for _ in range(length):
-            expected.append(int(model(torch.tensor([prompt + expected]))[0, -1].argmin()))
+    greedy = library_generate(model, prompt, length=length, temperature=0)
+    expect_ids(mine.generate(model, list(prompt), length), greedy, "generate with a GPT")
 
     def least_likely(logits: Tensor) -> int:
         expect_shape(logits, (V,), "the logits that choose gets", "(V,)")
         return int(logits.argmin())
 
+    expected: list[int] = []
+    with torch.no_grad():
+        for _ in range(length):
+            expected.append(int(model(torch.tensor([prompt + expected]))[0, -1].argmin()))
+
     expect_ids(
         mine.generate(model, list(prompt), length, choose=least_likely),
         expected,
         "generate with a choose that takes the least likely token",
-        {
-            "generate: choose is not asked; the likeliest token is taken": library_generate(
-                model, prompt, length=length, temperature=0
-            )
-        },
+        {"generate: choose is not asked; the likeliest token is taken": greedy},
     )
 
 
@@ -350,7 +364,7 @@ def run_cached(
 def expect_cache(found: Any, right: Tensor, name: str) -> None:
     """Fail unless the cache has the keys, or values, of all positions so far."""
     if isinstance(found, Tensor) and found.dim() == 4:
-        B, heads, S, _ = right.shape
+        _, heads, S, _ = right.shape
         if found.shape[2] != S:
             raise Failed(
                 f"cached_attention: the {name} of the cache have {found.shape[2]} positions, but "
