@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
@@ -13,6 +12,7 @@ from qkv.generation.search.beam_search import beam_search as library_search
 from qkv.generation.search.beams import SearchRule
 from qkv.learn.exercises.language_model.matching_gpt import ChainModel, peaked_gpt
 from qkv.learn.exercises.language_model.result_kinds import (
+    as_number,
     expect_ids,
     expect_number,
     expect_results,
@@ -173,43 +173,77 @@ def name_beams(
         return f"extend: an end counts only if it is among the best {width} of all continuations"
     if mine[0] != right[0] and mine[1] == right[1]:
         return "extend: the ended beams are wrong; they are those ends among the best width"
-    if len({ids[0] for ids in mine[1]}) == len(mine[1]) > 1 and mine[1] != right[1]:
+    if mine == best_of_each(sums):
         return "extend: one continuation of each beam; all continuations of all beams compete"
-    if len(mine[1]) < len(right[1]):
+    if len(mine[1]) < len(right[1]) and mine[1] == right[1][: len(mine[1])]:
         return (
-            f"extend: {len(mine[1])} beams are open, not {len(right[1])}; a beam that ends takes "
-            "no place of an open one, and all continuations of each beam compete"
+            f"extend: open beams: {len(mine[1])}, not {len(right[1])}; a beam that ends takes no "
+            "place of an open one"
         )
 
     return "extend: the open beams are not the best continuations of all beams, best first"
+
+
+def best_of_each(sums: Tensor) -> list[list[list[int]]]:
+    """The likeliest continuation of each beam, ended and open."""
+    ended = []
+    still_open = []
+    for row, token in enumerate(sums.argmax(1).tolist()):
+        if token == END:
+            ended.append([row + 1, token])
+        else:
+            still_open.append([row + 1, token])
+
+    return [ended, still_open]
+
+
+CASES = ((1, 0.0), (2, 0.6), (3, 0.0), (3, 1.0), (2, 2.0))
+"""Widths and alphas."""
 
 
 @check("beam_search", "Equal to the library's beam search")
 def same_as_library(mine: ModuleType, draw: Draw) -> None:
     for _ in range(3):
         model, prompt = draw_search(draw)
-        for width, alpha in ((1, 0.0), (2, 0.6), (3, 0.0), (3, 1.0), (2, 2.0)):
-            right = library_search(
-                model, prompt, end=END, length=4, beams=width, length_penalty=alpha
-            )[0]
-            what = f"beam_search with width = {width} and alpha = {alpha}"
+        found = []
+        right = []
+        for width, alpha in CASES:
             results = mine.beam_search(model, list(prompt), width, 4, END, alpha)
             ids, score = expect_results(results, 2, "ids and score")
-            ids_mistakes: dict[str, Sequence[int]] = {}
-            score_mistakes: dict[str, float] = {}
-            for text, mistake in WRONG_SEARCHES.items():
-                wrong_ids, wrong_score = wrong_search(model, prompt, width, alpha, mistake)
-                if is_told(ids, score, wrong_ids, wrong_score):
-                    ids_mistakes[text] = wrong_ids
-                    score_mistakes[text] = wrong_score
+            found.append((ids, as_number(score, "the score of beam_search")))
+            best = library_search(
+                model, prompt, end=END, length=4, beams=width, length_penalty=alpha
+            )[0]
+            right.append((best.ids, best.score))
 
-            expect_ids(ids, right.ids, what, ids_mistakes, table("prompt", torch.tensor([prompt])))
-            expect_number(score, right.score, f"the score of {what}", score_mistakes)
+        name = ""
+        if not all(map(same, found, right)):
+            name = name_search(model, prompt, found)
+
+        shown = table("prompt", torch.tensor([prompt]))
+        for (width, alpha), (ids, score), (best_ids, best_score) in zip(
+            CASES, found, right, strict=True
+        ):
+            what = f"beam_search with width = {width} and alpha = {alpha}"
+            ids_mistakes = {name: ids} if name else {}
+            score_mistakes = {name: score} if name else {}
+            expect_ids(ids, best_ids, what, ids_mistakes, shown)
+            expect_number(score, best_score, f"the score of {what}", score_mistakes)
 
 
-def is_told(ids: Any, score: Any, wrong_ids: list[int], wrong_score: float) -> bool:
-    """Whether ids and score are both those of a mistake."""
-    return ids == wrong_ids and abs(float(score) - wrong_score) < 1e-4
+def name_search(model: GPT, prompt: list[int], found: list[tuple[Any, float]]) -> str:
+    """The mistake that explains all results of a student; empty if none does."""
+    for text, mistake in WRONG_SEARCHES.items():
+        wrong = [wrong_search(model, prompt, width, alpha, mistake) for width, alpha in CASES]
+        if all(map(same, found, wrong)):
+            return text
+
+    return ""
+
+
+def same(found: tuple[Any, float], other: tuple[list[int], float]) -> bool:
+    """Whether ids and score are both the same."""
+    return found[0] == other[0] and abs(found[1] - other[1]) < 1e-4
 
 
 @check("beam_search", "Width 1 is greedy; width 2 finds what greedy search misses")

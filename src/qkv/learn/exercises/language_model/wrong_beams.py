@@ -20,6 +20,8 @@ WRONG_SEARCHES = {
     "beam_search: the search stops at the first end; another beam may still be better": (
         "first end"
     ),
+    "beam_search: the search stops when width beams have ended; one that is open may still be "
+    "better": "enough ended",
     "beam_search: beams that are still open after the last step count, too": "open lost",
     "beam_search: the sequence is returned without the end token": "end returned",
     "beam_search: the totals are sums of logits; log_softmax makes log-probabilities of them": (
@@ -53,7 +55,8 @@ def wrong_search(
         ended, paths = continue_paths(paths, scores, 1 if mistake == "greedy" else width)
         if mistake != "ended lost":
             finished += ended
-        if mistake == "first end" and finished:
+        enough = {"first end": 1, "enough ended": width}.get(mistake, LENGTH * width + 1)
+        if len(finished) >= enough:
             break
 
     if mistake != "open lost" or not finished:
