@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,6 +24,15 @@ from qkv.models import GPT
 END = 0
 CHAIN = torch.tensor([[0.05, 0.5, 0.45], [0.34, 0.33, 0.33], [0.01, 0.01, 0.98]])
 """Greedy search takes token 1 and regrets it."""
+LATE = torch.tensor(
+    [
+        [0.25, 0.25, 0.25, 0.25],
+        [0.6, 0.38, 0.01, 0.01],
+        [0.01, 0.01, 0.97, 0.01],
+        [0.4, 0.34, 0.25, 0.01],
+    ]
+)
+"""From token 3 on, two beams end before the best one is complete."""
 
 
 def draw_search(draw: Draw, steps: int = 4) -> tuple[GPT, list[int]]:
@@ -90,9 +99,18 @@ def extended_beams(mine: ModuleType, draw: Draw) -> None:
     for width in (1, 2, 3):
         totals = (-draw.normal(width).abs() * draw.size).tolist()
         beams = [mine.Beam([row + 1], total) for row, total in enumerate(totals)]
-        logs = (2 * draw.normal(width, V)).log_softmax(-1)
+        logs = draw_logs(draw, totals, V)
         found = expect_results(mine.extend(beams, logs.clone(), width, END), 2, "ended and open")
         compare_beams(found, totals, logs, width)
+
+
+def draw_logs(draw: Draw, totals: list[float], V: int) -> Tensor:
+    """Log-probabilities (R, V) for which two mistakes of extend give different beams."""
+    while True:
+        logs = (2 * draw.normal(len(totals), V)).log_softmax(-1)
+        sums = logs + torch.tensor(totals).unsqueeze(1)
+        if best_of_each(sums) != best_of_all(sums, len(totals)) or len(totals) == 1:
+            return logs
 
 
 @check("extend", "An ended beam takes no place of an open one")
@@ -167,19 +185,16 @@ def name_beams(
         return "extend: a beam whose last token is the end stays open"
     if mine == tokens(split_beams(logs, width)):
         return "extend: the continuations are ranked without the total of the beam before them"
+    if mine == best_of_all(sums, width):
+        return "extend: a beam that ends takes no place of an open one: width beams stay open"
+    if mine == best_of_each(sums):
+        return "extend: one continuation of each beam; all continuations of all beams compete"
     if mine[1] and mine[1] == tokens(split_beams(-sums, width))[1]:
         return "extend: these are the worst continuations; the highest totals are the best"
     if len(mine[0]) > len(right[0]):
         return f"extend: an end counts only if it is among the best {width} of all continuations"
     if mine[0] != right[0] and mine[1] == right[1]:
         return "extend: the ended beams are wrong; they are those ends among the best width"
-    if mine == best_of_each(sums):
-        return "extend: one continuation of each beam; all continuations of all beams compete"
-    if len(mine[1]) < len(right[1]) and mine[1] == right[1][: len(mine[1])]:
-        return (
-            f"extend: open beams: {len(mine[1])}, not {len(right[1])}; a beam that ends takes no "
-            "place of an open one"
-        )
 
     return "extend: the open beams are not the best continuations of all beams, best first"
 
@@ -197,44 +212,67 @@ def best_of_each(sums: Tensor) -> list[list[list[int]]]:
     return [ended, still_open]
 
 
+def best_of_all(sums: Tensor, width: int) -> list[list[list[int]]]:
+    """The best continuations of all beams, ended and open together as many as width."""
+    ended = []
+    still_open = []
+    for index in sums.flatten().argsort(descending=True).tolist()[:width]:
+        row, token = divmod(index, sums.shape[1])
+        if token == END:
+            ended.append([row + 1, token])
+        else:
+            still_open.append([row + 1, token])
+
+    return [ended, still_open]
+
+
+class SearchCase(NamedTuple):
+    """A search that is compared with the library's."""
+
+    model: GPT
+    prompt: list[int]
+    width: int
+    alpha: float
+
+
 CASES = ((1, 0.0), (2, 0.6), (3, 0.0), (3, 1.0), (2, 2.0))
 """Widths and alphas."""
 
 
 @check("beam_search", "Equal to the library's beam search")
 def same_as_library(mine: ModuleType, draw: Draw) -> None:
+    cases = []
     for _ in range(3):
         model, prompt = draw_search(draw)
-        found = []
-        right = []
-        for width, alpha in CASES:
-            results = mine.beam_search(model, list(prompt), width, 4, END, alpha)
-            ids, score = expect_results(results, 2, "ids and score")
-            found.append((ids, as_number(score, "the score of beam_search")))
-            best = library_search(
-                model, prompt, end=END, length=4, beams=width, length_penalty=alpha
-            )[0]
-            right.append((best.ids, best.score))
+        cases += [SearchCase(model, prompt, width, alpha) for width, alpha in CASES]
 
-        name = ""
-        if not all(map(same, found, right)):
-            name = name_search(model, prompt, found)
+    found = []
+    right = []
+    for case in cases:
+        model, prompt, width, alpha = case
+        results = mine.beam_search(model, list(prompt), width, 4, END, alpha)
+        ids, score = expect_results(results, 2, "ids and score")
+        found.append((ids, as_number(score, "the score of beam_search")))
+        best = library_search(model, prompt, end=END, length=4, beams=width, length_penalty=alpha)
+        right.append((best[0].ids, best[0].score))
 
-        shown = table("prompt", torch.tensor([prompt]))
-        for (width, alpha), (ids, score), (best_ids, best_score) in zip(
-            CASES, found, right, strict=True
-        ):
-            what = f"beam_search with width = {width} and alpha = {alpha}"
-            ids_mistakes = {name: ids} if name else {}
-            score_mistakes = {name: score} if name else {}
-            expect_ids(ids, best_ids, what, ids_mistakes, shown)
-            expect_number(score, best_score, f"the score of {what}", score_mistakes)
+    name = ""
+    if not all(map(same, found, right)):
+        name = name_search(cases, found)
+
+    for case, (ids, score), (best_ids, best_score) in zip(cases, found, right, strict=True):
+        what = f"beam_search with width = {case.width} and alpha = {case.alpha}"
+        ids_mistakes = {name: ids} if name else {}
+        score_mistakes = {name: score} if name else {}
+        shown = table("prompt", torch.tensor([case.prompt]))
+        expect_ids(ids, best_ids, what, ids_mistakes, shown)
+        expect_number(score, best_score, f"the score of {what}", score_mistakes)
 
 
-def name_search(model: GPT, prompt: list[int], found: list[tuple[Any, float]]) -> str:
+def name_search(cases: list[SearchCase], found: list[tuple[Any, float]]) -> str:
     """The mistake that explains all results of a student; empty if none does."""
     for text, mistake in WRONG_SEARCHES.items():
-        wrong = [wrong_search(model, prompt, width, alpha, mistake) for width, alpha in CASES]
+        wrong = [wrong_search(*case, mistake) for case in cases]
         if all(map(same, found, wrong)):
             return text
 
@@ -266,6 +304,22 @@ def better_than_greedy(mine: ModuleType, draw: Draw) -> None:
         "beam_search with width = 2 in a model whose next token depends on the last one alone",
         {"beam_search: this is what greedy search finds; 0.45 * 0.98 > 0.5 * 0.34": [1, 0]},
         table("probability of the next token (column) after a token (row)", CHAIN),
+    )
+
+
+@check("beam_search", "An open beam may still win after others have ended")
+def patient_search(mine: ModuleType, draw: Draw) -> None:
+    found = mine.beam_search(ChainModel(LATE), [3], 2, 4, END, 2.0)
+    ids, _ = expect_results(found, 2, "ids and score")
+    expect_ids(
+        ids,
+        [2, 2, 2, 2],
+        "beam_search with width = 2 and alpha = 2 after token 3",
+        {
+            "beam_search: the search stops when width beams have ended; one that is open may "
+            "still be better, because the penalty favours long sequences": []
+        },
+        table("probability of the next token (column) after a token (row); 0 is the end", LATE),
     )
 
 

@@ -117,11 +117,11 @@ def shared_cache(model: Any, ids: Tensor, past: int) -> Tensor:
         new = block.attention_norm(x)
         keys = torch.cat([first.attention.key(old), attention.key(new)], dim=1)
         values = torch.cat([first.attention.value(old), attention.value(new)], dim=1)
-        heads = []
-        for projected in (attention.query(new), keys, values):
-            heads.append(projected.unflatten(-1, (attention.heads, -1)).transpose(1, 2))
-
-        output = F.scaled_dot_product_attention(*heads, attn_mask=mask)
+        query, key, value = (
+            projected.unflatten(-1, (attention.heads, -1)).transpose(1, 2)
+            for projected in (attention.query(new), keys, values)
+        )
+        output = F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
         x = x + attention.output(output.transpose(1, 2).flatten(2))
         x = x + block.feed_forward(block.feed_forward_norm(x))
 

@@ -72,7 +72,8 @@ def hidden_mistakes(model: Any, ids: Tensor) -> dict[str, Tensor]:
     """What hidden returns after known mistakes."""
     T = ids.shape[1]
     context = len(model.position.weight)
-    first = [model.blocks[0]] * len(model.blocks)
+    blocks = list(model.blocks)
+    first = blocks[:1] * len(blocks)
     mistakes = {
         "hidden is put together well, but a block does not compute what exercise 7 asks for: "
         "run the checks of ex07_block.py again": walk(model, ids),
@@ -96,9 +97,15 @@ def hidden_mistakes(model: Any, ids: Tensor) -> dict[str, Tensor]:
         ),
         "hidden: these are the embeddings without the blocks; "
         "is what a block returns given a name?": walk(model, ids, blocks=[]),
-        "hidden: the blocks come in reverse order": walk(model, ids, blocks=model.blocks[::-1]),
+        "hidden: the blocks come in reverse order": walk(model, ids, blocks=blocks[::-1]),
         "hidden: the position embedding is added before every block; it is added once": walk(
             model, ids, positions_each=True
+        ),
+        "hidden: x is added to what a block returns; the block has done that already": walk(
+            model, ids, blocks=[lambda x, mask, block=block: x + block(x, mask) for block in blocks]
+        ),
+        "hidden: the last norm is not self.norm, which has a weight and a bias": F.layer_norm(
+            walk(model, ids, final_norm=False), model.token.weight.shape[1:]
         ),
     }
     if context > T:
@@ -201,10 +208,12 @@ def forward_gradients(mine: ModuleType, draw: Draw) -> None:
 
     (logits * weights).sum().backward()
     (ours(ids) * weights).sum().backward()
+    last_norm = ours.stack.norm
+    assert last_norm is not None
     pairs = {
         "self.token.weight": (model.token.weight, ours.embedding.token.weight),
         "self.position.weight": (model.position.weight, ours.embedding.position.weight),
-        "self.norm.weight": (model.norm.weight, ours.stack.norm.gain),
+        "self.norm.weight": (model.norm.weight, last_norm.gain),
     }
     for name, (mine_weight, our_weight) in pairs.items():
         found = torch.zeros_like(mine_weight) if mine_weight.grad is None else mine_weight.grad
@@ -250,6 +259,9 @@ def shifted_loss(mine: ModuleType, draw: Draw) -> None:
             "next token": right * (T - 1) / T,
             "next_token_loss: the softmax is taken of probabilities, so a softmax twice; "
             "F.cross_entropy takes logits": loss(all_but_last, all_but_first, probabilities),
+            "next_token_loss: only the first sequence of the batch counts": library_loss(
+                logits[:1], ids[:1]
+            ),
             "next_token_loss: the sign is wrong; the loss is -log of a probability": -right,
             "next_token_loss: this is the perplexity; the loss is its logarithm": right.exp(),
         },

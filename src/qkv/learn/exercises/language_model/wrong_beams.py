@@ -27,6 +27,10 @@ WRONG_SEARCHES = {
     "beam_search: the totals are sums of logits; log_softmax makes log-probabilities of them": (
         "logits"
     ),
+    "beam_search: one step too few: a sequence has up to length tokens": "short",
+    "beam_search: this is the total; the score is the total divided by the penalty": (
+        "total returned"
+    ),
     "beam_search: this is greedy search; all beams are extended in each step": "greedy",
 }
 """The mistakes, by what the student is told."""
@@ -45,7 +49,7 @@ def wrong_search(
     """The sequence and score that a search with a mistake finds."""
     paths = [WrongBeam([], 0.0)]
     finished: list[WrongBeam] = []
-    for _ in range(LENGTH):
+    for _ in range(LENGTH - (mistake == "short")):
         with torch.no_grad():
             scores = model(torch.tensor([prompt + path.ids for path in paths]))[:, -1]
 
@@ -66,6 +70,9 @@ def wrong_search(
     ids = best.ids
     if ids[-1] == END and mistake != "end returned":
         ids = ids[:-1]
+
+    if mistake == "total returned":
+        return ids, best.total
 
     return ids, score_of(best, alpha, mistake)
 
