@@ -1,0 +1,372 @@
+"""Checks of exercise 11: filters and draws equal the library's; the cache changes nothing."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from qkv.generation import generate as library_generate
+from qkv.generation.sampling import distribution
+from qkv.generation.sampling import draw as library_draw
+from qkv.learn.exercises.language_model.cache_mistakes import (
+    count_reads,
+    uncached_logits,
+    wrong_rows,
+)
+from qkv.learn.exercises.language_model.generation_mistakes import draw_generation, kept_until
+from qkv.learn.exercises.language_model.matching_gpt import draw_gpt, peaked_gpt
+from qkv.learn.exercises.language_model.result_kinds import (
+    expect_ids,
+    expect_number,
+    expect_results,
+)
+from qkv.learn.expectations import (
+    Draw,
+    Failed,
+    check,
+    compare,
+    expect_equal,
+    expect_shape,
+    is_close,
+    table,
+)
+
+
+@check("temperature", "Above 1 flatter, below 1 sharper")
+def temperature_of_logits(mine: ModuleType, draw: Draw) -> None:
+    logits = draw.normal(2, draw.size + 1)
+    for t in (0.5, 1.0, 3.0):
+        found = mine.temperature(logits.clone(), t)
+        expect_shape(found, tuple(logits.shape), "temperature", "(B, V)")
+        expect_equal(
+            found.softmax(-1),
+            distribution(logits, temperature=t).float(),
+            f"the softmax of temperature(logits, {t})",
+            {
+                "temperature: the logits are multiplied by t, so a high temperature makes them "
+                "sharper; divide": (logits * t).softmax(-1),
+                "temperature: these are probabilities; return logits, the softmax comes later": (
+                    (logits / t).softmax(-1).softmax(-1)
+                ),
+            },
+            inputs={"logits": logits},
+        )
+
+
+@check("top_k", "The k likeliest tokens of each row")
+def k_likeliest(mine: ModuleType, draw: Draw) -> None:
+    V = draw.size + 2
+    logits = draw.normal(2, V)
+    for k in range(1, V + 1):
+        found = mine.top_k(logits.clone(), k)
+        expect_shape(found, (2, V), "top_k", "(B, V)")
+        kept = logits.topk(k).values[:, -1:]
+        lowest = logits.topk(k, largest=False).values[:, -1:]
+        overall = logits.flatten().topk(k).values[-1]
+        expect_equal(
+            found.softmax(-1),
+            distribution(logits, top_k=k).float(),
+            f"the softmax of top_k(logits, {k})",
+            {
+                "top_k: a logit of 0 still has a probability, exp(0) = 1; only -inf gives 0": (
+                    logits.masked_fill(logits < kept, 0.0).softmax(-1)
+                ),
+                "top_k: only k - 1 tokens stay; the k-th belongs to them": (
+                    logits.masked_fill(logits <= kept, -torch.inf).softmax(-1)
+                ),
+                "top_k: these are the k smallest logits": (
+                    logits.masked_fill(logits > lowest, -torch.inf).softmax(-1)
+                ),
+                "top_k: the k largest of all rows together; each row keeps k of its own": (
+                    logits.masked_fill(logits < overall, -torch.inf).softmax(-1)
+                ),
+            },
+            inputs={"logits": logits},
+        )
+
+
+@check("top_p", "The fewest likeliest tokens that sum to p or more")
+def nucleus(mine: ModuleType, draw: Draw) -> None:
+    V = draw.size + 2
+    logits = 2 * draw.normal(2, V)
+    probabilities = logits.softmax(-1)
+    for p in (0.05, 0.3, 0.6, 0.9, 0.99):
+        found = mine.top_p(logits.clone(), p)
+        expect_shape(found, (2, V), "top_p", "(B, V)")
+        right = distribution(logits, top_p=p).float()
+        expect_equal(
+            found.softmax(-1),
+            right,
+            f"the softmax of top_p(logits, {p})",
+            {
+                "top_p: the token with which the sum reaches p is dropped; it is kept": (
+                    kept_until(logits, p, crossing=False)
+                ),
+                "top_p: the tokens are summed in the order of their ids; the likeliest come "
+                "first": kept_until(logits, p, order="ids"),
+                "top_p: the least likely tokens come first; sort the largest first": (
+                    kept_until(logits, p, order="ascending")
+                ),
+                "top_p: the tokens are still sorted; put them back in the order of their ids": (
+                    right.sort(-1, descending=True).values
+                ),
+                "top_p: each alone is compared with p; it is the sum that has to reach p": (
+                    logits.masked_fill(probabilities < p, -torch.inf).softmax(-1)
+                ),
+                "top_p: a dropped token has the logit 0, which has a probability; only -inf "
+                "gives 0": logits.masked_fill(right == 0, 0.0).softmax(-1),
+            },
+            inputs={"probabilities": probabilities},
+        )
+
+
+@check("draw", "Every token as often as it is likely")
+def drawn_token(mine: ModuleType, draw: Draw) -> None:
+    probabilities = draw.normal(draw.size + 1).softmax(0)
+    if draw.size > 2:
+        probabilities = probabilities * (draw.permutation(draw.size + 1) != 0)
+        probabilities = probabilities / probabilities.sum()
+
+    last = len(probabilities) - 1
+    values, order = probabilities.sort(descending=True)
+    for step in range(1, 40):
+        uniform = step / 40 + 0.003
+        right = int(library_draw(probabilities.unsqueeze(0), torch.tensor([uniform]))[0])
+        in_order = int(order[int(library_draw(values.unsqueeze(0), torch.tensor([uniform]))[0])])
+        found = mine.draw(probabilities.clone(), uniform)
+        if found is not None and found != right:
+            example = table(
+                "probabilities and their sums",
+                torch.stack([probabilities, probabilities.cumsum(0)]),
+                ["probability", "sum"],
+            )
+            wrong = {
+                "one token too far: its piece begins after the number": min(right + 1, last),
+                "the likeliest token whatever the number": int(probabilities.argmax()),
+                "the tokens are sorted; they lie in the order of the ids": in_order,
+                "one token too early: its piece ends before the number": right - 1,
+            }
+            for text, token in named_draws(mine, probabilities, wrong).items():
+                if found == token:
+                    raise Failed(f"draw, with the number {uniform:.3f}: {text}", example)
+
+            raise Failed(f"draw: {uniform:.3f} falls on token {right}, not {found}", example)
+
+        expect_number(found, right, f"draw with the number {uniform:.3f}")
+
+
+def named_draws(mine: ModuleType, probabilities: Tensor, wrong: dict[str, int]) -> dict[str, int]:
+    """The mistakes that fit, the likeliest token first if every number draws the same one."""
+    tokens = {int(mine.draw(probabilities.clone(), uniform)) for uniform in (0.03, 0.5, 0.97)}
+    order = sorted(wrong, key=lambda text: ("likeliest" in text) != (len(tokens) == 1))
+    if len(tokens) > 1:
+        order = [text for text in order if "likeliest" not in text]
+
+    return {text: wrong[text] for text in order}
+
+
+@check("next_token", "Temperature, top-k, top-p, then one draw")
+def chosen_token(mine: ModuleType, draw: Draw) -> None:
+    V = draw.size + 3
+    logits = 2 * draw.normal(V)
+    for t, k, p in (
+        (1.0, None, None),
+        (0.0, None, None),
+        (2.0, None, 0.7),
+        (0.4, 3, None),
+        (2.0, 3, 0.7),
+        (0.5, None, 0.8),
+    ):
+        filters: dict[str, Any] = {"top_k": k, "top_p": p}
+        row = logits.unsqueeze(0)
+        right = distribution(row, temperature=t, **filters) if t else row.argmax(-1)
+        late = torch.nn.functional.softmax(distribution(row, **filters).log() / (t or 1), -1)
+        for step in range(1, 20):
+            number = torch.tensor([step / 20 + 0.003])
+            expected = int(library_draw(right, number)[0]) if t else int(right[0])
+            without = int(library_draw(distribution(row, temperature=t or 1), number)[0])
+            mistakes = {
+                "next_token: the temperature comes first: it changes how many tokens sum to p": (
+                    int(library_draw(late, number)[0])
+                ),
+                "next_token: top_k and top_p are left out": without,
+            }
+            if t == 0:
+                mistakes = {"next_token: t = 0 takes the likeliest token": without}
+
+            expect_number(
+                mine.next_token(logits.clone(), float(number), t, k, p),
+                expected,
+                f"next_token with t = {t}, k = {k}, p = {p} and the number {float(number):.3f}",
+                mistakes,
+            )
+
+
+@check("generate", "Each new token is read before the next is chosen")
+def generated_ids(mine: ModuleType, draw: Draw) -> None:
+    length = 4
+    model, prompt, full, mistakes = draw_generation(draw, length)
+    shown = table("prompt", torch.tensor([prompt]))
+    expect_ids(
+        mine.generate(model, list(prompt), length),
+        full,
+        f"generate with length = {length}",
+        mistakes,
+        shown,
+    )
+    expect_ids(
+        mine.generate(model, list(prompt), length, end=full[2]),
+        full[:2],
+        f"generate with end = {full[2]}",
+        {
+            "generate: the end token is not returned": full[:3],
+            "generate: the end token stops the generation; nothing comes after it": full,
+            "generate: the end token stops the generation; nothing comes after it, and it is not "
+            "skipped": [*full[:2], *full[3:]],
+        },
+        shown,
+    )
+
+
+@check("generate", "It asks choose for each token; greedy, it is the library's")
+def generated_by_choice(mine: ModuleType, draw: Draw) -> None:
+    V, T, length = draw.size + 4, draw.size + 1, 4
+    model = peaked_gpt(draw, V, T + length)
+    prompt = draw.integers(V, T).tolist()
+    greedy = library_generate(model, prompt, length=length, temperature=0)
+    expect_ids(mine.generate(model, list(prompt), length), greedy, "generate with a GPT")
+
+    def least_likely(logits: Tensor) -> int:
+        expect_shape(logits, (V,), "the logits that choose gets", "(V,)")
+        return int(logits.argmin())
+
+    expected: list[int] = []
+    with torch.no_grad():
+        for _ in range(length):
+            expected.append(int(model(torch.tensor([prompt + expected]))[0, -1].argmin()))
+
+    expect_ids(
+        mine.generate(model, list(prompt), length, choose=least_likely),
+        expected,
+        "generate with a choose that takes the least likely token",
+        {"generate: choose is not asked; the likeliest token is taken": greedy},
+    )
+
+
+# The cache
+
+
+@check("cached_attention", "Step by step equal to the full pass")
+def cached_steps(mine: ModuleType, draw: Draw) -> None:
+    for heads, kv_heads in ((2, 2), (4, 2), (2, 1)):
+        attention = mine.MultiHeadAttention(4 * draw.size, heads, kv_heads)
+        T = draw.size + 3
+        x = draw.normal(2, T, 4 * draw.size)
+        mask = torch.ones(T, T, dtype=torch.bool).tril()
+        with torch.no_grad():
+            full = attention(x, mask)
+            layers = (attention.key, attention.value)
+            cached = [layer(x).unflatten(-1, (kv_heads, -1)).transpose(1, 2) for layer in layers]
+
+        for steps in ([1] * T, [2, 1, T - 3], [1, T - 1]):
+            run_cached(mine, attention, x, full, cached, steps)
+
+
+def run_cached(
+    mine: ModuleType,
+    attention: Any,
+    x: Tensor,
+    full: Tensor,
+    cached: list[Tensor],
+    steps: list[int],
+) -> None:
+    """Fail unless the student's cached attention, so many positions at a time, changes nothing."""
+    cache = None
+    done = 0
+    for N in steps:
+        if N == 0:
+            continue
+
+        with torch.no_grad():
+            results = mine.cached_attention(attention, x[:, done : done + N], cache)
+
+        output, cache = expect_results(results, 2, "output and cache")
+        past, done = done, done + N
+        expect_results(cache, 2, "the keys and values of the cache")
+        for name, found, right in zip(("keys", "values"), cache, cached, strict=True):
+            expect_cache(found, right[:, :, :done], name)
+
+        where = f"positions {past} to {done - 1} with {past} in the cache"
+        with torch.no_grad():
+            mistakes = wrong_rows(attention, x[:, :done], N)
+
+        expect_equal(
+            output, full[:, past:done], f"cached_attention of {where}", mistakes, shape="(B, N, E)"
+        )
+
+
+def expect_cache(found: Any, right: Tensor, name: str) -> None:
+    """Fail unless the cache has the keys, or values, of all positions so far."""
+    if isinstance(found, Tensor) and found.dim() == 4:
+        _, heads, S, _ = right.shape
+        if found.shape[2] != S:
+            raise Failed(
+                f"cached_attention: the {name} of the cache have {found.shape[2]} positions, but "
+                f"{S} have been read: the cache has all positions, old and new"
+            )
+        if found.shape[1] > heads:
+            raise Failed(
+                f"cached_attention: the {name} of the cache have {found.shape[1]} heads, not "
+                f"{heads}: repeat them after the cache, which fewer heads make smaller"
+            )
+
+    expect_shape(found, tuple(right.shape), f"the {name} of the cache", "(B, kv_heads, S, D)")
+    if is_close(found, right, 1e-5):
+        return
+
+    shown = compare(f"{name} of the cache, first head", found, right, 1e-5)
+    if is_close(found.sum(2), right.sum(2), 1e-4):
+        raise Failed(
+            f"cached_attention: the {name} of the cache are not in order; oldest first", shown
+        )
+
+    raise Failed(f"cached_attention: the {name} of the cache are not those of all positions", shown)
+
+
+@check("cached_logits", "Step by step equal to the GPT's full pass")
+def cached_gpt(mine: ModuleType, draw: Draw) -> None:
+    T = draw.size + 3
+    model = draw_gpt(mine, draw, context=T)
+    ids = draw.integers(draw.size + 3, 2, T)
+    with torch.no_grad():
+        full = model(ids)
+
+    for steps in ([1] * T, [2, T - 2]):
+        caches = None
+        done = 0
+        for N in steps:
+            with torch.no_grad(), count_reads(model) as reads:
+                results = mine.cached_logits(model, ids[:, done : done + N], caches)
+
+            logits, caches = expect_results(results, 2, "logits and caches")
+            past, done = done, done + N
+            with torch.no_grad():
+                mistakes = uncached_logits(model, ids[:, :done], past)
+
+            expect_equal(
+                logits,
+                full[:, past:done],
+                f"cached_logits of positions {past} to {done - 1}",
+                mistakes,
+                shape="(B, N, V)",
+                inputs={"ids": ids},
+                tolerance=1e-4,
+            )
+            if max(reads) > N:
+                raise Failed(
+                    f"cached_logits: the logits are right, but a block reads {max(reads)} "
+                    f"positions and only {N} are new; keys and values of the others are cached"
+                )
