@@ -305,20 +305,6 @@ def expect_pair(found: Any, what: str, first: str, second: str) -> tuple[Any, An
     return found
 
 
-def expect_number(found: Any, what: str) -> float:
-    """Fail unless a result is one number; return it."""
-    if found is None:
-        raise Failed(f"{what}: the function returns None; is a return statement missing?")
-    if isinstance(found, Tensor) and found.numel() == 1:
-        return float(found.item())
-    if isinstance(found, int | float):
-        return float(found)
-    if isinstance(found, Tensor):
-        raise Failed(f"{what}: expected one number, not a tensor of shape {tuple(found.shape)}")
-
-    raise Failed(f"{what}: expected a number, not {type(found).__name__}")
-
-
 def expect_dtype(found: Any, dtype: torch.dtype, what: str) -> None:
     """Fail unless a result is a tensor of a dtype."""
     expect_shape(found, tuple(getattr(found, "shape", ())), what)
@@ -339,6 +325,8 @@ def expect_double(
     found = call_with(mine, doubles)
     expect_dtype(found, torch.float64, f"{what}, of inputs in float64")
     expect_equal(found, reference(*doubles.values()), f"{what} in float64", tolerance=1e-6)
+
+
 # In-place changes
 
 
@@ -354,41 +342,6 @@ def expect_untouched(what: str, **inputs: Tensor) -> Iterator[None]:
                 f"needs it: {name} = {name} + ... makes a new tensor",
                 compare(name, value, before[name], 0.0),
             )
+
+
 # Several results, and numbers (exercises 13 to 16)
-
-
-def expect_results(found: Any, names: Sequence[str], what: str) -> None:
-    """Fail unless a function returns as many results as there are names."""
-    if not isinstance(found, tuple) or len(found) != len(names):
-        got = f"{len(found)} results" if isinstance(found, tuple) else f"one {kind_of(found)}"
-        raise Failed(f"{what}: expected {len(names)} results, {', '.join(names)}, not {got}")
-
-
-def expect_number(
-    found: Any,
-    expected: float,
-    what: str,
-    mistakes: Mapping[str, float] | None = None,
-    *,
-    inputs: Mapping[str, Tensor] | None = None,
-    tolerance: float = 1e-5,
-) -> None:
-    """Fail unless a result is the expected number; a known mistake is named."""
-    if isinstance(found, Tensor) and found.numel() == 1:
-        found = found.item()
-    if isinstance(found, bool) or not isinstance(found, int | float):
-        raise Failed(f"{what}: expected a number, not {kind_of(found)}")
-
-    known = {text: torch.tensor(float(value)) for text, value in (mistakes or {}).items()}
-    right = torch.tensor(float(expected))
-    expect_equal(torch.tensor(float(found)), right, what, known, inputs=inputs, tolerance=tolerance)
-
-
-def kind_of(found: Any) -> str:
-    """What a result is, in a message: None, a tensor with its shape, or its type."""
-    if found is None:
-        return "None (is a return statement missing?)"
-    if isinstance(found, Tensor):
-        return f"tensor of shape {tuple(found.shape)}"
-
-    return type(found).__name__

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from qkv.learn.course import course
-from qkv.learn.expectations import Failed, expect_number, expect_results
+from qkv.learn.expectations import Failed
+from qkv.learn.result_kinds import expect_number, expect_results
 from qkv.learn.run_checks import Report, run_checks
 
 LAST_STATE = "states[torch.arange(len(lengths)), lengths - 1]"
@@ -225,5 +226,5 @@ def test_a_number_is_expected() -> None:
 
 def test_several_results_are_expected() -> None:
     expect_results((1, 2), ("a", "b"), "pair")
-    with pytest.raises(Failed, match="expected 2 results, a, b, not 3 results"):
+    with pytest.raises(Failed, match="expected 2 results, a, b, not a tuple of 3"):
         expect_results((1, 2, 3), ("a", "b"), "pair")

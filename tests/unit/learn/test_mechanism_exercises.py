@@ -16,9 +16,9 @@ from qkv.learn.expectations import (
     expect_double,
     expect_dtype,
     expect_gradients,
-    expect_number,
     expect_pair,
 )
+from qkv.learn.result_kinds import as_number
 from qkv.learn.run_checks import run_checks
 
 MASKED_SOFTMAX = """    weights = scores.masked_fill(~mask, -math.inf).softmax(-1)
@@ -99,15 +99,15 @@ def test_results_of_the_wrong_kind_are_named() -> None:
     with pytest.raises(Failed, match="return output, weights"):
         expect_pair(torch.ones(2, 2), "attend", "output", "weights")
     with pytest.raises(Failed, match="return statement"):
-        expect_number(None, "the variance")
+        as_number(None, "the variance")
     with pytest.raises(Failed, match=r"shape \(2,\)"):
-        expect_number(torch.ones(2), "the variance")
+        as_number(torch.ones(2), "the variance")
     with pytest.raises(Failed, match="int64; expected bool"):
         expect_dtype(torch.ones(2, dtype=torch.int64), torch.bool, "the mask")
     with pytest.raises(Failed, match="float32; expected float64"):
         expect_double(lambda x: x.float(), lambda x: x, {"x": torch.ones(2)}, "the copy")
 
-    assert expect_number(torch.tensor([2.0]), "the variance") == 2
+    assert as_number(torch.tensor([2.0]), "the variance") == 2
     assert expect_pair((1, 2), "attend", "output", "weights") == (1, 2)
 
 

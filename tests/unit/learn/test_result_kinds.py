@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 import torch
 
-from qkv.learn.exercises.language_model.result_kinds import (
+from qkv.learn.expectations import Failed
+from qkv.learn.result_kinds import (
     expect_ids,
     expect_number,
     expect_results,
 )
-from qkv.learn.expectations import Failed
 
 
 @pytest.mark.parametrize("right", [2, 2.0, torch.tensor(2.0), torch.tensor([2])])
@@ -63,5 +63,5 @@ def test_right_ids_pass() -> None:
 @pytest.mark.parametrize("found", [None, [1, 2], (1, 2, 3), torch.zeros(2)])
 def test_two_results_are_a_tuple_of_two(found: Any) -> None:
     with pytest.raises(Failed):
-        expect_results(found, 2, "gradients and norm")
-    assert expect_results((1, 2), 2, "gradients and norm") == (1, 2)
+        expect_results(found, ("gradients", "norm"))
+    assert expect_results((1, 2), ("gradients", "norm")) == (1, 2)

@@ -11,11 +11,8 @@ from torch import Tensor
 
 from qkv.data.batches.batch import IGNORE
 from qkv.data.batches.masked import SHOWN_AS_MASK, SHOWN_AS_RANDOM
-from qkv.learn.exercises.beyond.twin_models import (
-    expect_integers,
-    library_gpt,
-    randomise,
-)
+from qkv.learn.exercises.beyond.twin_models import expect_integers, randomise
+from qkv.learn.exercises.language_model.matching_gpt import matching_gpt
 from qkv.learn.expectations import (
     Draw,
     Failed,
@@ -343,7 +340,7 @@ def sees_both_sides(mine: ModuleType, draw: Draw) -> None:
 def equals_stack(mine: ModuleType, draw: Draw) -> None:
     model = new_bert(mine, draw)
     ids = draw_ids(draw, draw.size + 3)
-    twin = library_gpt(model)
+    twin = matching_gpt(model)
     positions = torch.arange(ids.shape[1]).unsqueeze(0)
     x = twin.embedding(ids, positions)
     for padding in (0, 2):

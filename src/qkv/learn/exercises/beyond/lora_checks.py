@@ -9,17 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from qkv.learn.exercises.beyond.twin_models import library_gpt, randomise
-from qkv.learn.expectations import (
-    Draw,
-    Failed,
-    check,
-    expect_equal,
-    expect_gradients,
-    expect_number,
-    expect_results,
-    expect_shape,
-)
+from qkv.learn.exercises.beyond.twin_models import randomise
+from qkv.learn.exercises.language_model.matching_gpt import matching_gpt
+from qkv.learn.expectations import Draw, Failed, check, expect_equal, expect_gradients, expect_shape
+from qkv.learn.result_kinds import expect_number, expect_results
 from qkv.models import GPT
 from qkv.nn import lora
 from qkv.nn.linear.linear import Linear
@@ -253,7 +246,7 @@ def new_gpt(mine: ModuleType, draw: Draw) -> tuple[Any, Tensor, GPT]:
     """A student's GPT, ids, and the library's GPT with the same weights."""
     model = mine.GPT(7, 6, 4, 1 + draw.size // 2, 2)
     randomise(model, draw)
-    return model, draw.integers(7, 2, 6), library_gpt(model)
+    return model, draw.integers(7, 2, 6), matching_gpt(model)
 
 
 def expect_adapters(mine: ModuleType, model: Any) -> None:

@@ -15,17 +15,10 @@ from qkv.learn.exercises.beyond.probe_references import (
     descend,
     mistakes_of_change,
 )
-from qkv.learn.exercises.beyond.twin_models import library_gpt, randomise
-from qkv.learn.expectations import (
-    Draw,
-    Failed,
-    check,
-    expect_equal,
-    expect_number,
-    expect_results,
-    expect_shape,
-    table,
-)
+from qkv.learn.exercises.beyond.twin_models import randomise
+from qkv.learn.exercises.language_model.matching_gpt import matching_gpt
+from qkv.learn.expectations import Draw, Failed, check, expect_equal, expect_shape, table
+from qkv.learn.result_kinds import expect_number, expect_results
 
 
 def new_gpt(mine: ModuleType, draw: Draw) -> tuple[Any, Tensor]:
@@ -41,7 +34,7 @@ def vectors_of_model(mine: ModuleType, draw: Draw) -> None:
     model, ids = new_gpt(mine, draw)
     found = mine.frozen_vectors(model, ids)
     with torch.no_grad():
-        twin = library_gpt(model)
+        twin = matching_gpt(model)
         right = twin.hidden(ids)
         logits = twin(ids)
 
@@ -338,7 +331,7 @@ def model_is_restored(mine: ModuleType, draw: Draw) -> None:
 @check("loss_change", "The loss without the head minus the loss with it")
 def change_of_loss(mine: ModuleType, draw: Draw) -> None:
     model, ids = new_gpt(mine, draw)
-    twin = library_gpt(model)
+    twin = matching_gpt(model)
     batch = Batch(ids=ids[:, :-1], targets=ids[:, 1:])
     result = ablate(twin, [batch])
     changes = torch.tensor(result.change["self"])

@@ -15,15 +15,8 @@ from qkv.learn.exercises.beyond.decoder_references import (
     student_score,
 )
 from qkv.learn.exercises.beyond.twin_models import draw_lengths, expect_integers
-from qkv.learn.expectations import (
-    Draw,
-    Failed,
-    check,
-    expect_equal,
-    expect_gradients,
-    expect_results,
-    table,
-)
+from qkv.learn.expectations import Draw, Failed, check, expect_equal, expect_gradients, table
+from qkv.learn.result_kinds import expect_results
 
 
 def draw_cell(draw: Draw) -> tuple[Tensor, Tensor, Tensor]:

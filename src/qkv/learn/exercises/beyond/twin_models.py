@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from qkv.learn.expectations import Draw, Failed
-from qkv.models import GPT, GPTConfig
 from qkv.nn.attention.multi_head import MultiHeadAttention
 from qkv.nn.block import Block
 from qkv.nn.stack_config import StackConfig
@@ -44,27 +43,6 @@ def library_decoder_block(mine: Any, heads: int) -> Block:
     copy_attention(block.cross_attention, mine.cross_attention)
     copy_norm(block.cross_attention_residual.norm, mine.cross_norm)
     return block
-
-
-@torch.no_grad()
-def library_gpt(mine: Any) -> GPT:
-    """A GPT with the weights of a student's."""
-    vocabulary, width = mine.token.weight.shape
-    config = GPTConfig(
-        vocabulary=vocabulary,
-        context=mine.position.num_embeddings,
-        width=width,
-        depth=len(mine.blocks),
-        heads=mine.blocks[0].attention.heads,
-    )
-    gpt: Any = GPT(config)
-    gpt.embedding.token.weight.copy_(mine.token.weight)
-    gpt.embedding.position.weight.copy_(mine.position.weight)
-    for block, other in zip(gpt.stack.blocks, mine.blocks, strict=True):
-        copy_block(block, other)
-
-    copy_norm(gpt.stack.norm, mine.norm)
-    return gpt
 
 
 def copy_block(block: Block, mine: Any) -> None:

@@ -11,14 +11,14 @@ from torch import Tensor
 from qkv.generation.search.beam_search import beam_search as library_search
 from qkv.generation.search.beams import SearchRule
 from qkv.learn.exercises.language_model.matching_gpt import ChainModel, peaked_gpt
-from qkv.learn.exercises.language_model.result_kinds import (
+from qkv.learn.exercises.language_model.wrong_beams import WRONG_SEARCHES, wrong_search
+from qkv.learn.expectations import Draw, Example, Failed, check, expect_shape, table
+from qkv.learn.result_kinds import (
     as_number,
     expect_ids,
     expect_number,
     expect_results,
 )
-from qkv.learn.exercises.language_model.wrong_beams import WRONG_SEARCHES, wrong_search
-from qkv.learn.expectations import Draw, Example, Failed, check, expect_shape, table
 from qkv.models import GPT
 
 END = 0
@@ -100,7 +100,7 @@ def extended_beams(mine: ModuleType, draw: Draw) -> None:
         totals = (-draw.normal(width).abs() * draw.size).tolist()
         beams = [mine.Beam([row + 1], total) for row, total in enumerate(totals)]
         logs = draw_logs(draw, totals, V)
-        found = expect_results(mine.extend(beams, logs.clone(), width, END), 2, "ended and open")
+        found = expect_results(mine.extend(beams, logs.clone(), width, END), ("ended", "open"))
         compare_beams(found, totals, logs, width)
 
 
@@ -122,7 +122,7 @@ def extended_ends(mine: ModuleType, draw: Draw) -> None:
     logits[0, END] += 4
     logits[1, END] -= 4
     logs = logits.log_softmax(-1)
-    found = expect_results(mine.extend(beams, logs.clone(), 2, END), 2, "ended and open")
+    found = expect_results(mine.extend(beams, logs.clone(), 2, END), ("ended", "open"))
     compare_beams(found, totals, logs, 2)
 
 
@@ -251,7 +251,7 @@ def same_as_library(mine: ModuleType, draw: Draw) -> None:
     for case in cases:
         model, prompt, width, alpha = case
         results = mine.beam_search(model, list(prompt), width, 4, END, alpha)
-        ids, score = expect_results(results, 2, "ids and score")
+        ids, score = expect_results(results, ("ids", "score"))
         found.append((ids, as_number(score, "the score of beam_search")))
         best = library_search(model, prompt, end=END, length=4, beams=width, length_penalty=alpha)
         right.append((best[0].ids, best[0].score))
@@ -290,14 +290,14 @@ def better_than_greedy(mine: ModuleType, draw: Draw) -> None:
     greedy = mine.generate(model, list(prompt), 4, end=END)
     found = mine.beam_search(model, list(prompt), 1, 4, END, 0.0)
     expect_ids(
-        expect_results(found, 2, "ids and score")[0],
+        expect_results(found, ("ids", "score"))[0],
         greedy,
         "beam_search with width = 1 and alpha = 0, compared with your generate",
     )
 
     chain = ChainModel(CHAIN)
     found = mine.beam_search(chain, [0], 2, 2, 3, 0.0)
-    ids, _ = expect_results(found, 2, "ids and score")
+    ids, _ = expect_results(found, ("ids", "score"))
     expect_ids(
         ids,
         [2, 2],
@@ -310,7 +310,7 @@ def better_than_greedy(mine: ModuleType, draw: Draw) -> None:
 @check("beam_search", "An open beam may still win after others have ended")
 def patient_search(mine: ModuleType, draw: Draw) -> None:
     found = mine.beam_search(ChainModel(LATE), [3], 2, 4, END, 2.0)
-    ids, _ = expect_results(found, 2, "ids and score")
+    ids, _ = expect_results(found, ("ids", "score"))
     expect_ids(
         ids,
         [2, 2, 2, 2],

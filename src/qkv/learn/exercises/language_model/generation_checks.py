@@ -18,11 +18,6 @@ from qkv.learn.exercises.language_model.cache_mistakes import (
 )
 from qkv.learn.exercises.language_model.generation_mistakes import draw_generation, kept_until
 from qkv.learn.exercises.language_model.matching_gpt import draw_gpt, peaked_gpt
-from qkv.learn.exercises.language_model.result_kinds import (
-    expect_ids,
-    expect_number,
-    expect_results,
-)
 from qkv.learn.expectations import (
     Draw,
     Failed,
@@ -32,6 +27,11 @@ from qkv.learn.expectations import (
     expect_shape,
     is_close,
     table,
+)
+from qkv.learn.result_kinds import (
+    expect_ids,
+    expect_number,
+    expect_results,
 )
 
 
@@ -293,9 +293,9 @@ def run_cached(
         with torch.no_grad():
             results = mine.cached_attention(attention, x[:, done : done + N], cache)
 
-        output, cache = expect_results(results, 2, "output and cache")
+        output, cache = expect_results(results, ("output", "cache"))
         past, done = done, done + N
-        expect_results(cache, 2, "the keys and values of the cache")
+        expect_results(cache, ("the keys", "values of the cache"))
         for name, found, right in zip(("keys", "values"), cache, cached, strict=True):
             expect_cache(found, right[:, :, :done], name)
 
@@ -351,7 +351,7 @@ def cached_gpt(mine: ModuleType, draw: Draw) -> None:
             with torch.no_grad(), count_reads(model) as reads:
                 results = mine.cached_logits(model, ids[:, done : done + N], caches)
 
-            logits, caches = expect_results(results, 2, "logits and caches")
+            logits, caches = expect_results(results, ("logits", "caches"))
             past, done = done, done + N
             with torch.no_grad():
                 mistakes = uncached_logits(model, ids[:, :done], past)

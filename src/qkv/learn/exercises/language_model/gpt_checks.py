@@ -10,7 +10,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from qkv.learn.exercises.language_model.matching_gpt import draw_gpt, matching_gpt
-from qkv.learn.exercises.language_model.result_kinds import expect_number
 from qkv.learn.expectations import (
     Draw,
     Failed,
@@ -22,6 +21,7 @@ from qkv.learn.expectations import (
     is_close,
     table,
 )
+from qkv.learn.result_kinds import expect_number
 from qkv.training.loss import loss_sum
 
 GIVEN = ("token.", "position.", "blocks.", "norm.")

@@ -19,12 +19,12 @@ from qkv.learn.exercises.language_model.reference_training import (
     mean_loss,
     train_steps,
 )
-from qkv.learn.exercises.language_model.result_kinds import (
+from qkv.learn.expectations import Draw, Failed, check, expect_equal, table
+from qkv.learn.result_kinds import (
     as_number,
     expect_number,
     expect_results,
 )
-from qkv.learn.expectations import Draw, Failed, check, expect_equal, table
 from qkv.training.optimizer import gradient_norm
 from qkv.training.run_config import OptimizerConfig
 from qkv.training.schedule import learning_rate
@@ -126,7 +126,7 @@ def student_steps(
     square = torch.zeros_like(start)
     for step, gradient in enumerate(gradients, start=1):
         results = mine.adamw_update(parameter, gradient.clone(), mean, square, step, **options)
-        parameter, mean, square = expect_results(results, 3, "parameter, mean and square")
+        parameter, mean, square = expect_results(results, ("parameter", "mean", "square"))
         for name, result in (("parameter", parameter), ("mean", mean), ("square", square)):
             expect_equal(torch.zeros_like(result), torch.zeros_like(start), f"the new {name}")
 
@@ -148,7 +148,7 @@ def global_norm(mine: ModuleType, draw: Draw) -> None:
     lengths = [gradient.numel() for gradient in gradients]
     for limit in (float(norm) / 2, float(norm) * 2):
         given = [gradient.clone() for gradient in gradients]
-        found, found_norm = expect_results(mine.clip(given, limit), 2, "gradients and their norm")
+        found, found_norm = expect_results(mine.clip(given, limit), ("gradients", "their norm"))
         expect_number(
             found_norm,
             float(norm),

@@ -17,8 +17,8 @@ from qkv.learn.expectations import (
     expect_double,
     expect_equal,
     expect_gradients,
-    expect_number,
 )
+from qkv.learn.result_kinds import as_number
 from qkv.nn.attention.score import Additive, General, dot, scaled_dot
 
 LEADING = {1: (), 2: (2,), 3: (2, 3), 5: (4,)}
@@ -80,7 +80,7 @@ def dot_in_training(mine: ModuleType, draw: Draw) -> None:
 @check("score_variance", "The variance grows with the width")
 def measured_variance(mine: ModuleType, draw: Draw) -> None:
     width = 64 * draw.size
-    found = expect_number(mine.score_variance(width, 2000), f"score_variance({width}, 2000)")
+    found = as_number(mine.score_variance(width, 2000), f"score_variance({width}, 2000)")
     said = f"score_variance({width}, 2000) is {found:.3g}"
     if found == width:
         raise Failed(f"{said} exactly: draw random vectors and measure it")
@@ -112,7 +112,7 @@ def measured_pairs(mine: ModuleType, draw: Draw) -> None:
     def spread(pairs: int) -> float:
         found = []
         for _ in range(20):
-            found.append(expect_number(mine.score_variance(4, pairs), "score_variance"))
+            found.append(as_number(mine.score_variance(4, pairs), "score_variance"))
 
         return float(torch.tensor(found).std()) / 4
 
@@ -129,7 +129,7 @@ def measured_pairs(mine: ModuleType, draw: Draw) -> None:
 @check("typical_score", "The square root of the variance")
 def standard_deviation(mine: ModuleType, draw: Draw) -> None:
     for width in (1, draw.size + 2, 64 * draw.size):
-        found = expect_number(mine.typical_score(width), f"typical_score({width})")
+        found = as_number(mine.typical_score(width), f"typical_score({width})")
         if abs(found - math.sqrt(width)) < 1e-4:
             continue
         if abs(found - width) < 1e-4:

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from qkv.learn.expectations import Example, Failed
+from qkv.learn.expectations import Example, Failed, table
 
 
 def expect_number(
@@ -17,6 +17,7 @@ def expect_number(
     what: str,
     mistakes: Mapping[str, float] | None = None,
     *,
+    inputs: Mapping[str, Tensor] | None = None,
     tolerance: float = 1e-5,
 ) -> None:
     """Fail unless a result is a number close to the expected one; a known mistake is named."""
@@ -25,12 +26,14 @@ def expect_number(
         return
 
     rows = (("yours", f"{value:.6g}"), ("expected", f"{expected:.6g}"))
+    examples = [table(name, given) for name, given in (inputs or {}).items()]
+    examples.append(Example(what, rows))
     for message, wrong in (mistakes or {}).items():
         told_apart = not math.isclose(wrong, expected, rel_tol=tolerance, abs_tol=tolerance)
         if told_apart and math.isclose(value, wrong, rel_tol=tolerance, abs_tol=tolerance):
-            raise Failed(message, Example(what, rows))
+            raise Failed(message, *examples)
 
-    raise Failed(f"{what} is {value:.6g}; expected {expected:.6g}", Example(what, rows))
+    raise Failed(f"{what} is {value:.6g}; expected {expected:.6g}", *examples)
 
 
 def as_number(found: Any, what: str) -> float:
@@ -73,12 +76,14 @@ def expect_ids(
     raise Failed(f"{what}: the tokens are not the expected ones", *examples, Example(what, rows))
 
 
-def expect_results(found: Any, count: int, names: str) -> Any:
-    """Fail unless the student's function returns several results."""
+def expect_results(found: Any, names: Sequence[str], what: str = "") -> Any:
+    """Fail unless a function returns as many results as there are names."""
+    listed = ", ".join(names)
+    lead = f"{what}: " if what else ""
     if found is None:
-        raise Failed(f"{names}: the function returns None; is a return statement missing?")
-    if not isinstance(found, tuple) or len(found) != count:
-        raise Failed(f"expected {count} results, {names}, not {kind(found)}")
+        raise Failed(f"{lead}the function returns None, not {listed}; is a return missing?")
+    if not isinstance(found, tuple) or len(found) != len(names):
+        raise Failed(f"{lead}expected {len(names)} results, {listed}, not {kind(found)}")
 
     return found
 
