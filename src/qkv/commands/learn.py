@@ -1,0 +1,273 @@
+"""qkv learn: the course, in which a student writes the parts of a Transformer."""
+
+from __future__ import annotations
+
+import json as json_format
+import sys
+from pathlib import Path
+from typing import Any
+
+import tyro
+from rich.console import Console
+from rich.markup import escape
+from rich.text import Text
+
+from qkv.command_line.output_checks import check_writable
+from qkv.command_line.parsing import run_command, run_one_of
+from qkv.learn.course import Exercise, course, find_exercise
+from qkv.learn.student_folder import start_course
+from qkv.learn.student_session import StudentSession
+from qkv.storage import write_text
+from qkv.tables import Table
+
+HERE = Path()
+NOT_ALL = 1
+"""Exit status if a check does not hold."""
+COLOURS = {"green": "green", "open": "yellow"}
+
+
+def start(folder: tyro.conf.Positional[Path], project: bool = False) -> None:
+    """Write the course: one file for each exercise, with holes to fill in.
+
+    Files that are there already are left as they are.
+
+    Args:
+        folder: A new folder, or one with the course.
+        project: Write the project of the lectures instead: a repository for a GPT of your own.
+    """
+    if project:
+        from qkv.learn.project import start_project
+
+        start_project(folder)
+        return
+
+    written, kept = start_course(folder)
+    print(f"{folder}: {len(written)} exercises were written, {len(kept)} were there and are kept")
+    first = next(iter(course().values()))
+    print(f"Now: cd {folder}; qkv learn. Open {first.stem}.py in your editor and save it.")
+
+
+def check(
+    exercises: tyro.conf.Positional[tuple[str, ...]] = (),
+    json: bool = False,
+    junit: Path | None = None,
+    folder: Path = HERE,
+) -> None:
+    """Check exercises; the exit status is 1 unless all of them are green.
+
+    Args:
+        exercises: Names, numbers or files, such as lookup, 1 or ex01_lookup.py (default: all).
+        json: Print the results as JSON.
+        junit: Write them as JUnit XML to this file.
+        folder: The folder of the course.
+    """
+    # A file in another folder names the folder, too
+    if exercises and folder == HERE and Path(exercises[0]).parent != HERE:
+        folder = Path(exercises[0]).parent
+
+    if junit is not None:
+        check_writable("junit", junit)
+
+    chosen = [find_exercise(name) for name in exercises] or list(course().values())
+    session = opened(folder)
+    is_green = report_all(session, chosen, json, junit)
+    if not is_green:
+        sys.exit(NOT_ALL)
+
+
+def hint(exercise: tyro.conf.Positional[str] = "", folder: Path = HERE) -> None:
+    """Print the next of three hints for the first part that is not green.
+
+    Args:
+        exercise: The exercise (default: the first that is not green).
+        folder: The folder of the course.
+    """
+    say(opened(folder), lambda session: session.hint(exercise))
+
+
+def show(exercise: tyro.conf.Positional[str], insist: bool = False, folder: Path = HERE) -> None:
+    """Print the solution of an exercise that is green.
+
+    Args:
+        exercise: The exercise.
+        insist: Print it although the exercise is not green.
+        folder: The folder of the course.
+    """
+    print(StudentSession(folder).show(exercise, insist), end="")
+
+
+def reset(exercise: tyro.conf.Positional[str], folder: Path = HERE) -> None:
+    """Write the file of an exercise anew; your version is kept as a numbered copy.
+
+    Args:
+        exercise: The exercise.
+        folder: The folder of the course.
+    """
+    say(opened(folder), lambda session: session.reset(exercise))
+
+
+def list_exercises(folder: Path = HERE) -> None:
+    """List the exercises with their minutes and slides, and how far you are.
+
+    Args:
+        folder: The folder of the course.
+    """
+    session = opened(folder)
+    table = Table(header_style="bold", caption_justify="left")
+    for name in ("", "name", "title", "minutes", "slides", "state"):
+        table.add_column(name, no_wrap=name in ("name", "minutes"))
+
+    for *cells, state in session.rows():
+        style = COLOURS.get(state, "red")
+        table.add_row(*map(escape, cells), Text(state, style))
+
+    table.caption = session.summary()
+    Console(highlight=False).print(table)
+    print_notes(session)
+
+
+def next_exercise(folder: Path = HERE) -> None:
+    """Say which exercise comes next, and what it asks for.
+
+    Args:
+        folder: The folder of the course.
+    """
+    say(opened(folder), lambda session: session.next())
+
+
+def quiz(
+    topic: tyro.conf.Positional[str] = "",
+    questions: tuple[Path, ...] = (),
+    page: Path | None = None,
+    number: int | None = None,
+    json: bool = False,
+) -> None:
+    """Test your knowledge: multiple choice, numbers, shapes, and code to predict.
+
+    Args:
+        topic: Questions of one topic (default: all).
+        questions: Files with questions of your own.
+        page: Write the questions as a page to this .html file.
+        number: How many questions are asked (default: all).
+        json: Print the questions as JSON.
+    """
+    from qkv.learn.quiz.ask import run as ask
+
+    status = ask(topic or None, questions, page, number, json)
+    if status:
+        sys.exit(status)
+
+
+def report(run: tyro.conf.Positional[Path], out: Path | None = None) -> None:
+    """Write the report page of the project: curves, samples, views and scores of a run.
+
+    Args:
+        run: The folder of the run.
+        out: The page, an .html file.
+    """
+    from qkv.learn.project.report import write_report
+
+    print(write_report(run, out))
+
+
+def finish(folder: Path = HERE, steps: int = 200, out: Path | None = None) -> None:
+    """Train your own GPT and the library's from the same seed, and write a page of both.
+
+    Args:
+        folder: The folder of the course.
+        steps: Training steps.
+        out: The page, an .html file.
+    """
+    from qkv.learn.own_gpt_page import finish as write_page
+
+    print(write_page(folder, steps, out))
+
+
+def watch(folder: Path = HERE) -> None:
+    """Check each file when it is saved; without a terminal, check all files once.
+
+    Args:
+        folder: The folder of the course.
+    """
+    session = opened(folder)
+    console = Console(highlight=False)
+    if console.is_terminal:
+        from qkv.learn.watch_course import watch as watch_files
+
+        watch_files(session, console)
+    elif not report_all(session, list(course().values())):
+        sys.exit(NOT_ALL)
+
+
+# What the commands share
+
+
+def opened(folder: Path) -> StudentSession:
+    """The course of a folder."""
+    session = StudentSession(folder)
+    session.folder.check_exists()
+    return session
+
+
+def say(session: StudentSession, answer: Any) -> None:
+    """Print an answer, and what was noted meanwhile."""
+    print(answer(session))
+    print_notes(session)
+
+
+def print_notes(session: StudentSession) -> None:
+    for note in session.folder.notes:
+        print(f"qkv: {note}", file=sys.stderr)
+
+
+def report_all(
+    session: StudentSession,
+    exercises: list[Exercise],
+    json: bool = False,
+    junit: Path | None = None,
+) -> bool:
+    """Check exercises, print what was found, and return whether all are green."""
+    from qkv.learn.check_screen import report_lines
+    from qkv.learn.grader_files import as_json, as_junit
+    from qkv.learn.watch_course import check_all
+
+    reports = check_all(session, exercises)
+    if junit is not None:
+        write_text(junit, as_junit(reports))
+
+    console = Console(highlight=False)
+    if json:
+        print(json_format.dumps(as_json(reports), indent=1))
+    else:
+        for exercise, found in zip(exercises, reports, strict=True):
+            for line in report_lines(exercise, found, console.width):
+                console.print(line, no_wrap=True, overflow="ellipsis", crop=True)
+
+        if len(exercises) > 1:
+            console.print(session.summary())
+
+    print_notes(session)
+    return all(found.state == "passed" for found in reports)
+
+
+SUBCOMMANDS = {
+    "start": start,
+    "watch": watch,
+    "check": check,
+    "hint": hint,
+    "show": show,
+    "reset": reset,
+    "list": list_exercises,
+    "next": next_exercise,
+    "quiz": quiz,
+    "report": report,
+    "finish": finish,
+}
+
+
+def run(arguments: list[str]) -> Any:
+    """Watch the course in this folder, or do what the first argument names."""
+    if not arguments:
+        return run_command(watch, [], "qkv learn")
+
+    return run_one_of(SUBCOMMANDS, arguments, "qkv learn")
