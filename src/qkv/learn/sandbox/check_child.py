@@ -7,6 +7,7 @@ then waits on its standard input for what to do.
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import re
@@ -59,6 +60,9 @@ def run_job(job: CheckJob, namespace: Mapping[str, Any] | None = None) -> None:
     descriptor = os.open(job.results, os.O_WRONLY | os.O_APPEND)
 
     def send(kind: str, value: Any) -> None:
+        if kind in ("error", "done"):
+            flush_output()  # before the parent ends this process
+
         line = json.dumps({"key": job.key, "kind": kind, "value": value})
         os.write(descriptor, f"{line}\n".encode())
 
@@ -94,6 +98,7 @@ def prepare() -> None:
         if re.fullmatch(r"ex\d\d_\w+", name):
             del sys.modules[name]
 
+    faulthandler.disable()  # the parent says that there was a crash
     sys.dont_write_bytecode = True  # two saves in a second would find the bytecode of the first
     # A forked process must not use the threads of its parent: they were not copied.
     torch.set_num_threads(1)
@@ -168,11 +173,15 @@ def own_output(descriptor: int | None) -> None:
 
 def leave(status: int) -> None:
     """End the process at once: nothing that the student's code registered runs."""
+    flush_output()
+    os._exit(status)
+
+
+def flush_output() -> None:
+    """Print what is still in buffers; the student's code may have replaced them."""
     with suppress(BaseException):
         sys.stdout.flush()
         sys.stderr.flush()
-
-    os._exit(status)
 
 
 def main() -> None:

@@ -38,9 +38,12 @@ class KnownFunctions:
     """The functions as they are now; `replaced` names those that have changed since."""
 
     def __init__(self) -> None:
-        self.functions = {(id(owner), name): value for owner, name, value in all_functions()}
+        self.functions = {}
+        self.names = {}
         self.code = {}
-        for _, _, value in all_functions():
+        for owner, name, value in all_functions():
+            self.functions[id(owner), name] = value
+            self.names[id(owner), name] = f"{full_name(owner)}.{name}"
             if isinstance(value, FunctionType):
                 self.code[id(value)] = value.__code__
 
@@ -56,14 +59,16 @@ class KnownFunctions:
             if known is None:
                 changed = owner in CLASSES  # a method that hides one of its base class
             else:
-                changed = known is not value or self.code_changed(value)
+                changed = known is not value
 
             if changed:
                 names.append(f"{full_name(owner)}.{name}")
+            elif known is not None and self.code_changed(value):
+                names.append(f"{value.__module__}.{value.__qualname__}")
 
         gone = set(self.functions) - present
         for key in gone:
-            names.append(getattr(self.functions[key], "__qualname__", key[1]))
+            names.append(self.names[key])
 
         return sorted(set(names))
 
@@ -114,6 +119,10 @@ def full_name(owner: Any) -> str:
 
 def replaced_sentence(known: KnownFunctions, file: str) -> str:
     """What to tell the student, or nothing."""
+    settings = known.changed_settings()
+    if settings:
+        return f"{file} calls {settings[0]}, which changes all later results; leave it out"
+
     names = known.replaced()
     if names:
         listed = ", ".join(names[:3]) + (" and others" if len(names) > 3 else "")
@@ -121,9 +130,5 @@ def replaced_sentence(known: KnownFunctions, file: str) -> str:
             f"{file} replaces {listed}, which the checks rely on; give your function a name of "
             "its own in your file"
         )
-
-    settings = known.changed_settings()
-    if settings:
-        return f"{file} calls {settings[0]}, which changes all later results; leave it out"
 
     return ""
