@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json as json_format
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -209,7 +210,7 @@ def opened(folder: Path) -> StudentSession:
     return session
 
 
-def say(session: StudentSession, answer: Any) -> None:
+def say(session: StudentSession, answer: Callable[[StudentSession], str]) -> None:
     """Print an answer, and what was noted meanwhile."""
     print(answer(session))
     print_notes(session)
@@ -250,7 +251,7 @@ def report_all(
     return all(found.state == "passed" for found in reports)
 
 
-SUBCOMMANDS = {
+SUBCOMMANDS: dict[str, Callable[..., Any]] = {
     "start": start,
     "watch": watch,
     "check": check,

@@ -54,7 +54,8 @@ def all_results(exercise: Exercise, report: Report) -> tuple[CheckResult, ...]:
 
     results = []
     for function in checks_of(exercise):
-        results.append(CheckResult(*function.__dict__["check"], "failed", report.error))
+        part, title = function.__dict__["check"]
+        results.append(CheckResult(part, title, "failed", report.error))
 
     return tuple(results)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -92,7 +92,7 @@ class StudentFolder:
         text = json.dumps({"version": 1, "exercises": progress}, indent=1)
         write_text(self.path / PROGRESS, f"{text}\n")
 
-    def record(self, exercise: Exercise, state: str, parts: list[tuple[str, str]]) -> None:
+    def record(self, exercise: Exercise, state: str, parts: Sequence[tuple[str, str]]) -> None:
         """Store the result of a check.
 
         Args:

@@ -107,7 +107,7 @@ class StudentSession:
 
     def rows(self) -> list[tuple[str, ...]]:
         """Number, name, title, minutes, slides and state of each exercise."""
-        rows = []
+        rows: list[tuple[str, ...]] = []
         for exercise in course().values():
             state = state_words(self.folder, exercise)
             slides = ", ".join(exercise.slides)

@@ -78,7 +78,9 @@ def footer_lines(session: StudentSession, exercise: Exercise, report: Report) ->
     session.folder.notes.clear()
     text = Text(session.summary())
     following = session.folder.next_exercise()
-    if report.state == "passed" and following is not None:
+    if following is None:
+        text.append(" Next: qkv learn finish", "bold")
+    elif report.state == "passed":
         text.append(f" Next: {following.stem}.py", "bold")
 
     return [*lines, text, Text(KEYS, "dim")]

@@ -132,12 +132,12 @@ def run_limited(
     """Run one check in bounded time, with torch's usual settings."""
     torch.set_grad_enabled(True)
     torch.set_default_dtype(torch.float32)
-    title = function.__dict__["check"]
+    part, title = function.__dict__["check"]
     try:
         with time_limit(limits):
             return run_check(function, mine, path)
     except (TooLong, GeneratorExit, KeyboardInterrupt) as error:
-        return CheckResult(*title, "failed", describe_error(error, path))
+        return CheckResult(part, title, "failed", describe_error(error, path))
 
 
 def shortened_result(result: CheckResult) -> dict[str, Any]:

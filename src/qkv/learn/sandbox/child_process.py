@@ -45,7 +45,7 @@ class ForkedChild(ChildProcess):
             self.be_child(job, namespace, writing)
 
         os.close(writing)
-        self.output = os.fdopen(reading, "rb", buffering=0)  # type: ignore[assignment]
+        self.output = os.fdopen(reading, "rb", buffering=0)
         self.ended: int | None = None
 
     def be_child(self, job: CheckJob, namespace: Mapping[str, Any] | None, writing: int) -> None:

@@ -57,13 +57,11 @@ class KnownFunctions:
             present.add((id(owner), name))
             known = self.functions.get((id(owner), name))
             if known is None:
-                changed = owner in CLASSES  # a method that hides one of its base class
-            else:
-                changed = known is not value
-
-            if changed:
+                if owner in CLASSES:  # a method that hides one of its base class
+                    names.append(f"{full_name(owner)}.{name}")
+            elif known is not value:
                 names.append(f"{full_name(owner)}.{name}")
-            elif known is not None and self.code_changed(value):
+            elif self.code_changed(value):
                 names.append(f"{value.__module__}.{value.__qualname__}")
 
         gone = set(self.functions) - present
