@@ -24,13 +24,16 @@ PLAIN = (Tensor, torch.nn.Parameter)
 
 
 @dataclass(frozen=True)
-class Example:
+class FailingExample:
     """The smallest failing example, as a table."""
 
     title: str
     rows: tuple[tuple[str, ...], ...]
     """Cells, row by row; the first cell of a row is its name."""
     header: tuple[str, ...] = ()
+
+
+Example = FailingExample
 
 
 class Failed(Exception):
@@ -59,7 +62,7 @@ def check(part: str, title: str) -> Callable[[F], F]:
     return mark
 
 
-class Draw:
+class InputDraw:
     """Random inputs of a size, always the same for a seed.
 
     Args:
@@ -84,6 +87,7 @@ class Draw:
         return torch.randperm(length, generator=self.generator)
 
 
+Draw = InputDraw
 Mistakes = Mapping[str, Tensor | Callable[[], Tensor]]
 """What the student is told if the result equals that of a known mistake."""
 

@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from qkv.learn.course import Exercise, Part, course
+from qkv.learn.course import Exercise, ExercisePart, course
 from qkv.storage import write_text
 
 PROGRESS = ".qkv-learn.json"
@@ -157,7 +157,7 @@ class StudentFolder:
 
     # Hints
 
-    def next_hint(self, exercise: Exercise, part: Part) -> tuple[str, int]:
+    def next_hint(self, exercise: Exercise, part: ExercisePart) -> tuple[str, int]:
         """The next hint of a part and its number, from 1; after the last one, that again."""
         stored = self.progress().get(exercise.name, {}).get("hints")
         given = dict(stored) if isinstance(stored, dict) else {}

@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from qkv.learn.course import Exercise, Part, course, find_exercise
+from qkv.learn.course import Exercise, ExercisePart, course, find_exercise
 from qkv.learn.student_folder import StudentFolder
 
 if TYPE_CHECKING:
@@ -155,7 +155,7 @@ class StudentSession:
         )
 
 
-def first_open(exercise: Exercise, states: Mapping[str, str]) -> Part | None:
+def first_open(exercise: Exercise, states: Mapping[str, str]) -> ExercisePart | None:
     """The first part that is not green."""
     for part in exercise.parts:
         if states.get(part.name) != "passed":

@@ -149,7 +149,8 @@ def test_a_hostile_function_gets_a_sentence(lookup: Exercise, tmp_path: Path, na
     hostile = lookup.answer.replace("    return values[(keys @ query).argmax()]", f"    {line}")
     assert hostile != lookup.answer
 
-    report = report_on(lookup, tmp_path, hostile + LIAR)
+    limits = CheckLimits(seconds=1.2, patience=600.0) if "loop" in name else LIMITS
+    report = report_on(lookup, tmp_path, hostile + LIAR, limits)
 
     assert re.search(says, said(report)), said(report)
     if name in ("an endless loop", "sys.exit", "an exception"):  # the other checks still ran
@@ -248,10 +249,12 @@ def test_a_copy_of_the_checks_in_the_folder_is_not_used(lookup: Exercise, tmp_pa
 
 def test_the_solution_leaves_no_trace(lookup: Exercise, tmp_path: Path) -> None:
     """Neither in the folder nor in this process."""
+    before = {name: sys.modules[name] for name in sys.modules if name.startswith("ex01")}
     report = report_on(lookup, tmp_path, lookup.answer)
     assert report.state == "passed"
     assert [path.name for path in tmp_path.iterdir()] == ["ex01_lookup.py"]
-    assert lookup.stem not in sys.modules
+    after = {name: sys.modules[name] for name in sys.modules if name.startswith("ex01")}
+    assert after == before
     assert torch.get_default_dtype() == torch.float32
 
 
