@@ -293,6 +293,13 @@ def test_a_new_process_gives_the_same_report(lookup: Exercise, tmp_path: Path) -
     assert process.returncode is not None
 
 
+def test_what_torch_wraps_itself_is_not_replaced(lookup: Exercise, tmp_path: Path) -> None:
+    """torch's compiler, which optimizers import, wraps torch.manual_seed."""
+    text = "import torch._dynamo\ntorch.optim.SGD([torch.ones(1, requires_grad=True)])\n"
+    report = report_on(lookup, tmp_path, text + lookup.answer, CheckLimits(seconds=60))
+    assert report.state == "passed", report.error
+
+
 def test_functions_that_are_only_used_are_not_replaced() -> None:
     known = KnownFunctions()
     torch.ones(2, requires_grad=True).softmax(0).sum().backward()

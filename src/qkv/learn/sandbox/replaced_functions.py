@@ -7,8 +7,10 @@ compared afterwards.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import FunctionType
 from typing import Any
 
@@ -26,6 +28,7 @@ WATCHED = (
     "torch.optim",
 )
 CLASSES = (torch.Tensor, torch.nn.Module, torch.nn.Linear, torch.nn.Embedding, torch.nn.Parameter)
+TORCH = str(Path(torch.__file__).parent) + os.sep
 SETTINGS: dict[str, Callable[[], object]] = {
     "torch.set_default_dtype": torch.get_default_dtype,
     "torch.set_grad_enabled": torch.is_grad_enabled,
@@ -59,7 +62,7 @@ class KnownFunctions:
             if known is None:
                 if owner in CLASSES:  # a method that hides one of its base class
                     names.append(f"{full_name(owner)}.{name}")
-            elif known is not value:
+            elif known is not value and not is_wrapper_of_torch(value, known):
                 names.append(f"{full_name(owner)}.{name}")
             elif self.code_changed(value):
                 names.append(f"{value.__module__}.{value.__qualname__}")
@@ -96,6 +99,13 @@ def all_functions() -> Iterator[tuple[Any, str, Any]]:
 
     for class_ in CLASSES:
         yield from methods(class_)
+
+
+def is_wrapper_of_torch(value: Any, known: Any) -> bool:
+    """Whether torch itself has wrapped a function, as its compiler does when it is imported."""
+    code = getattr(value, "__code__", None)
+    inner = (getattr(value, name, None) for name in ("__wrapped__", "_torchdynamo_orig_callable"))
+    return code is not None and code.co_filename.startswith(TORCH) and known in inner
 
 
 def methods(class_: type) -> Iterator[tuple[Any, str, Any]]:
