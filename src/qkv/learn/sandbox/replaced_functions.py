@@ -62,8 +62,9 @@ class KnownFunctions:
             if known is None:
                 if owner in CLASSES:  # a method that hides one of its base class
                     names.append(f"{full_name(owner)}.{name}")
-            elif known is not value and not is_wrapper_of_torch(value, known):
-                names.append(f"{full_name(owner)}.{name}")
+            elif known is not value:
+                if not is_wrapper_of_torch(value, known):
+                    names.append(f"{full_name(owner)}.{name}")
             elif self.code_changed(value):
                 names.append(f"{value.__module__}.{value.__qualname__}")
 
