@@ -6,11 +6,10 @@ import json as json_format
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import tyro
 from rich.console import Console
-from rich.markup import escape
 from rich.text import Text
 
 from qkv.command_line.output_checks import check_writable
@@ -19,8 +18,10 @@ from qkv.learn.course import Exercise, course, find_exercise
 from qkv.learn.student_folder import start_course
 from qkv.learn.student_session import StudentSession
 from qkv.storage import write_text
-from qkv.tables import Table
+from qkv.text.printable import shortened
 
+ExerciseName = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="EXERCISE")]
+CurrentExercise = Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="[EXERCISE]")]
 HERE = Path()
 NOT_ALL = 1
 """Exit status if a check does not hold."""
@@ -49,7 +50,9 @@ def start(folder: tyro.conf.Positional[Path], project: bool = False) -> None:
 
 
 def check(
-    exercises: tyro.conf.Positional[tuple[str, ...]] = (),
+    exercises: Annotated[
+        tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[EXERCISE ...]")
+    ] = (),
     json: bool = False,
     junit: Path | None = None,
     folder: Path = HERE,
@@ -76,17 +79,17 @@ def check(
         sys.exit(NOT_ALL)
 
 
-def hint(exercise: tyro.conf.Positional[str] = "", folder: Path = HERE) -> None:
+def hint(exercise: CurrentExercise = None, folder: Path = HERE) -> None:
     """Print the next of three hints for the first part that is not green.
 
     Args:
         exercise: The exercise (default: the first that is not green).
         folder: The folder of the course.
     """
-    say(opened(folder), lambda session: session.hint(exercise))
+    say(opened(folder), lambda session: session.hint(exercise or ""))
 
 
-def show(exercise: tyro.conf.Positional[str], insist: bool = False, folder: Path = HERE) -> None:
+def show(exercise: ExerciseName, insist: bool = False, folder: Path = HERE) -> None:
     """Print the solution of an exercise that is green.
 
     Args:
@@ -97,7 +100,7 @@ def show(exercise: tyro.conf.Positional[str], insist: bool = False, folder: Path
     print(StudentSession(folder).show(exercise, insist), end="")
 
 
-def reset(exercise: tyro.conf.Positional[str], folder: Path = HERE) -> None:
+def reset(exercise: ExerciseName, folder: Path = HERE) -> None:
     """Write the file of an exercise anew; your version is kept as a numbered copy.
 
     Args:
@@ -114,16 +117,11 @@ def list_exercises(folder: Path = HERE) -> None:
         folder: The folder of the course.
     """
     session = opened(folder)
-    table = Table(header_style="bold", caption_justify="left")
-    for name in ("", "name", "title", "minutes", "slides", "state"):
-        table.add_column(name, no_wrap=name in ("name", "minutes"))
+    console = Console(highlight=False)
+    for line in exercise_lines(session, console.width):
+        console.print(line, no_wrap=True, crop=True)
 
-    for *cells, state in session.rows():
-        style = COLOURS.get(state, "red")
-        table.add_row(*map(escape, cells), Text(state, style))
-
-    table.caption = session.summary()
-    Console(highlight=False).print(table)
+    console.print(session.summary())
     print_notes(session)
 
 
@@ -137,7 +135,7 @@ def next_exercise(folder: Path = HERE) -> None:
 
 
 def quiz(
-    topic: tyro.conf.Positional[str] = "",
+    topic: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="[TOPIC]")] = None,
     questions: tuple[Path, ...] = (),
     page: Path | None = None,
     number: int | None = None,
@@ -154,7 +152,7 @@ def quiz(
     """
     from qkv.learn.quiz.ask import run as ask
 
-    status = ask(topic or None, questions, page, number, json)
+    status = ask(topic, questions, page, number, json)
     if status:
         sys.exit(status)
 
@@ -201,6 +199,24 @@ def watch(folder: Path = HERE) -> None:
 
 
 # What the commands share
+
+
+def exercise_lines(session: StudentSession, width: int) -> list[Text]:
+    """A line for each exercise: number, name, minutes, state, the first slide, title."""
+    rows = session.rows()
+    longest_name = max(len(name) for _, name, *_ in rows)
+    longest_state = max(len(state) for *_, state in rows)
+    lines = []
+    for number, name, title, minutes, slides, state in rows:
+        first, *others = slides.split(", ")
+        slide = f"{first} +{len(others)}" if others else first
+        line = Text(f"{number:>2}  {name:<{longest_name}}  {minutes:>2} min  ")
+        line.append(state.ljust(longest_state), COLOURS.get(state, "red"))
+        line.append(f"  {slide:<11}  ")
+        line.append(shortened(title, max(10, width - len(line))), "dim")
+        lines.append(line)
+
+    return lines
 
 
 def opened(folder: Path) -> StudentSession:

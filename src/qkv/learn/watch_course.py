@@ -92,6 +92,7 @@ def check_all(session: StudentSession, exercises: Iterable[Exercise]) -> list[Re
     try:
         for exercise in exercises:
             reports.append(session.check(exercise))
+            session.runner.warm()
     finally:
         with suppress(OSError):
             session.runner.close()

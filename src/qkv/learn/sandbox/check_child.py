@@ -36,6 +36,8 @@ from qkv.learn.sandbox.check_limits import CheckLimits, apply_limits, time_limit
 from qkv.learn.sandbox.replaced_functions import KnownFunctions, replaced_sentence
 
 LONGEST_CELL = 200
+SLOW = ("torch._dynamo",)
+"""Modules that take seconds to import, and that torch imports only for some exercises."""
 Send = Callable[[str, Any], None]
 
 
@@ -89,7 +91,7 @@ def run_job(job: CheckJob, namespace: Mapping[str, Any] | None = None) -> None:
     if said:
         send("error", said)
 
-    send("done", None)
+    send("done", [name for name in SLOW if name in sys.modules])
 
 
 def prepare() -> None:

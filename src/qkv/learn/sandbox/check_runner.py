@@ -15,13 +15,14 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from qkv.learn.course import Exercise
 from qkv.learn.expectations import Example
 from qkv.learn.run_checks import CheckResult, Report
-from qkv.learn.sandbox.check_child import CheckJob
+from qkv.learn.sandbox.check_child import SLOW, CheckJob
 from qkv.learn.sandbox.check_limits import CheckLimits
 from qkv.learn.sandbox.child_process import ChildProcess, ForkedChild, KeptOutput, SpawnedChild
 
@@ -53,10 +54,15 @@ class CheckRunner:
         self.limits = limits or CheckLimits()
         self.fork = fork
         self.spare: SpawnedChild | None = None
+        self.imported: set[str] = set()
 
     def warm(self) -> None:
-        """Prepare the next check, where a child needs seconds to start."""
-        if not self.fork and self.spare is None:
+        """Prepare the next check: import what the last one needed, or start a process."""
+        if self.fork:
+            for name in SLOW:
+                if name in self.imported and name not in sys.modules:
+                    import_module(name)
+        elif self.spare is None:
             self.spare = SpawnedChild()
 
     def run(
@@ -90,7 +96,9 @@ class CheckRunner:
                 tuple(parts),
                 self.limits,
             )
-            return supervise(job, self.start(job, exercise, namespace))
+            messages, report = supervise(job, self.start(job, exercise, namespace))
+            self.imported.update(messages.imported)
+            return report
 
     def start(
         self, job: CheckJob, exercise: Exercise, namespace: Mapping[str, Any] | None
@@ -131,6 +139,7 @@ class Messages:
         self.results: list[CheckResult] = []
         self.running: list[str] | None = None
         self.error = ""
+        self.imported: list[str] = []
         self.is_ready = False
         self.is_done = False
 
@@ -165,6 +174,7 @@ class Messages:
             self.is_done = True
         else:
             self.is_done = True
+            self.imported = value
 
     def report(self, reason: str, printed: str) -> Report:
         """The report; the reason says why the child ended before all was done."""
@@ -196,7 +206,7 @@ def read_result(table: dict[str, Any]) -> CheckResult:
     )
 
 
-def supervise(job: CheckJob, child: ChildProcess) -> Report:
+def supervise(job: CheckJob, child: ChildProcess) -> tuple[Messages, Report]:
     """Wait for a child and end it when its time is over; Ctrl-C ends it, too."""
     output = KeptOutput(child.output, job.limits.output)
     messages = Messages(job)
@@ -223,7 +233,7 @@ def supervise(job: CheckJob, child: ChildProcess) -> Report:
         child.end()
         messages.read()
 
-    return messages.report(reason, output.text())
+    return messages, messages.report(reason, output.text())
 
 
 def why_ended(status: int) -> str:
