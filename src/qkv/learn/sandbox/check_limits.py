@@ -12,6 +12,8 @@ import os
 import re
 import signal
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -20,6 +22,11 @@ from typing import Any
 
 from qkv.learn.run_checks import TooLong
 
+LIMITS_MEMORY = sys.platform == "linux"
+"""Whether the operating system limits memory in a way that torch can live with."""
+LOOK_AT_MEMORY = 0.05
+OUT_OF_MEMORY = 97
+"""Seconds between two looks, and the exit status of a process that has grown too much."""
 PACKAGE = str(Path(__file__).resolve().parents[2])
 OWN_FILES = re.compile(r"ex\d\d_\w+\.py|\.qkv-learn\.json")
 """Files of the course, which the student edits and her code does not."""
@@ -71,8 +78,10 @@ def apply_limits(limits: CheckLimits) -> None:
         # For code that never returns to Python, where no signal handler runs.
         resource.RLIMIT_CPU: used + math.ceil(limits.seconds),
     }
-    if sys.platform == "linux":
+    if LIMITS_MEMORY:
         wanted[resource.RLIMIT_DATA] = private_memory() + limits.memory
+    else:
+        threading.Thread(target=watch_memory, args=(limits.memory,), daemon=True).start()
 
     for kind, most in wanted.items():
         _, hard = resource.getrlimit(kind)
@@ -81,6 +90,24 @@ def apply_limits(limits: CheckLimits) -> None:
 
         with suppress(OSError, ValueError):
             resource.setrlimit(kind, (most, most))
+
+
+def watch_memory(most: int) -> None:
+    """End this process when it has grown too much, where the operating system does not see to it.
+
+    Args:
+        most: Bytes that it may grow.
+    """
+    import resource
+
+    unit = 1 if sys.platform == "darwin" else 1024
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    while True:
+        now = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        if (now - before) * unit > most:
+            os._exit(OUT_OF_MEMORY)
+
+        time.sleep(LOOK_AT_MEMORY)
 
 
 def private_memory() -> int:

@@ -23,7 +23,7 @@ from qkv.learn.course import Exercise
 from qkv.learn.expectations import Example
 from qkv.learn.run_checks import CheckResult, Report
 from qkv.learn.sandbox.check_child import SLOW, CheckJob
-from qkv.learn.sandbox.check_limits import CheckLimits
+from qkv.learn.sandbox.check_limits import OUT_OF_MEMORY, CheckLimits
 from qkv.learn.sandbox.child_process import ChildProcess, ForkedChild, KeptOutput, SpawnedChild
 
 CAN_FORK = sys.platform == "linux"
@@ -238,6 +238,8 @@ def supervise(job: CheckJob, child: ChildProcess) -> tuple[Messages, Report]:
 
 def why_ended(status: int) -> str:
     """Why a process ended before it had sent all results."""
+    if status == OUT_OF_MEMORY:
+        return "the code needs more memory than the checks allow; which tensor is that large?"
     if status >= 0:
         return f"the code ended Python (os._exit, exit status {status}); a function ends by return"
 
