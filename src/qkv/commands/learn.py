@@ -40,11 +40,13 @@ def start(folder: tyro.conf.Positional[Path], project: bool = False) -> None:
     if project:
         from qkv.learn.project import start_project
 
-        start_project(folder)
+        for path in start_project(folder):
+            print(path)
+
         return
 
     written, kept = start_course(folder)
-    print(f"{folder}: {len(written)} exercises were written, {len(kept)} were there and are kept")
+    print(f"{folder}: {len(written)} files were written, {len(kept)} were there and are kept")
     first = next(iter(course().values()))
     print(f"Now: cd {folder}; qkv learn. Open {first.stem}.py in your editor and save it.")
 
@@ -140,33 +142,40 @@ def quiz(
     page: Path | None = None,
     number: int | None = None,
     json: bool = False,
+    check: bool = False,
+    seed: int | None = None,
 ) -> None:
     """Test your knowledge: multiple choice, numbers, shapes, and code to predict.
 
     Args:
-        topic: Questions of one topic (default: all).
+        topic: A topic, an exercise or a lecture (default: all).
         questions: Files with questions of your own.
         page: Write the questions as a page to this .html file.
         number: How many questions are asked (default: all).
-        json: Print the questions as JSON.
+        json: Print the result as JSON.
+        check: Check the questions instead of asking: does their code contradict an answer?
+        seed: Order of the questions.
     """
     from qkv.learn.quiz.ask import run as ask
 
-    status = ask(topic, questions, page, number, json)
+    status = ask(topic, questions, page, number, json, check=check, seed=seed)
     if status:
         sys.exit(status)
 
 
-def report(run: tyro.conf.Positional[Path], out: Path | None = None) -> None:
+def report(
+    run: tyro.conf.Positional[Path], out: Path | None = None, text: Path | None = None
+) -> None:
     """Write the report page of the project: curves, samples, views and scores of a run.
 
     Args:
         run: The folder of the run.
-        out: The page, an .html file.
+        out: The page, an .html file (default: report.html beside the folder of runs).
+        text: Your text in Markdown (default: report.md beside the page).
     """
-    from qkv.learn.project.report import write_report
+    from qkv.learn.project import write_report
 
-    print(write_report(run, out))
+    print(write_report(run, out, text))
 
 
 def finish(folder: Path = HERE, steps: int = 200, out: Path | None = None) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from qkv.learn.course import Exercise, ExercisePart, course
+from qkv.learn.own_gpt_file import MINE
 from qkv.storage import write_text
 
 PROGRESS = ".qkv-learn.json"
@@ -205,13 +206,15 @@ def start_course(folder: Path) -> tuple[list[str], list[str]]:
         )
 
     folder.mkdir(parents=True, exist_ok=True)
+    texts = {f"{exercise.stem}.py": exercise.template for exercise in course().values()}
+    texts["mine.py"] = MINE
     written = []
     kept = []
-    for exercise in course().values():
-        path = folder / f"{exercise.stem}.py"
+    for name, text in texts.items():
+        path = folder / name
         try:
             with path.open("x", encoding="utf-8", newline="\n") as file:
-                file.write(exercise.template)
+                file.write(text)
         except FileExistsError:
             kept.append(path.name)
         else:

@@ -25,7 +25,11 @@ def folder(tmp_path: Path) -> StudentFolder:
 
 def test_start_writes_every_template(folder: StudentFolder) -> None:
     names = {path.name for path in folder.path.iterdir()}
-    assert names == {PROGRESS, *(f"{exercise.stem}.py" for exercise in course().values())}
+    assert names == {
+        PROGRESS,
+        "mine.py",
+        *(f"{exercise.stem}.py" for exercise in course().values()),
+    }
     assert (folder.path / FILE).read_text(encoding="utf-8") == LOOKUP.template
 
 

@@ -28,7 +28,7 @@ LOOK_AT_MEMORY = 0.05
 OUT_OF_MEMORY = 97
 """Seconds between two looks, and the exit status of a process that has grown too much."""
 PACKAGE = str(Path(__file__).resolve().parents[2])
-OWN_FILES = re.compile(r"ex\d\d_\w+\.py|\.qkv-learn\.json")
+OWN_FILES = re.compile(r"ex\d\d_\w+\.py|mine\.py|\.qkv-learn\.json")
 """Files of the course, which the student edits and her code does not."""
 STARTING = {
     "os.exec",
