@@ -12,6 +12,7 @@ import tyro
 from rich.console import Console
 from rich.text import Text
 
+from qkv.command_line.listing import listed
 from qkv.command_line.output_checks import check_writable
 from qkv.command_line.parsing import run_command, run_one_of
 from qkv.learn.course import Exercise, course, find_exercise
@@ -291,9 +292,21 @@ SUBCOMMANDS: dict[str, Callable[..., Any]] = {
 }
 
 
+def show_overview() -> None:
+    """Print what `qkv learn` alone does, and its subcommands."""
+    print("usage: qkv learn [NAME ...]\n")
+    print("Without a name: check each file of the course when it is saved.\n")
+    for name, function in SUBCOMMANDS.items():
+        print(listed(name, (function.__doc__ or "").partition("\n\n")[0]))
+
+    print("\nqkv learn NAME --help explains each.")
+
+
 def run(arguments: list[str]) -> Any:
     """Watch the course in this folder, or do what the first argument names."""
     if not arguments:
         return run_command(watch, [], "qkv learn")
+    if arguments[0] in ("-h", "--help"):
+        return show_overview()
 
     return run_one_of(SUBCOMMANDS, arguments, "qkv learn")
