@@ -51,7 +51,7 @@ def run(arguments: list[str]) -> None:
 
 def describe_commands() -> dict[str, dict[str, Any]]:
     """The flags of each command, and of each of its subcommands, with the values they take."""
-    from qkv.commands import finetune, lab, train
+    from qkv.commands import finetune, lab, learn, train
     from qkv.lab.experiments import modules
     from qkv.models.configs import CONFIGS, family
     from qkv.models.presets import PRESETS
@@ -72,6 +72,9 @@ def describe_commands() -> dict[str, dict[str, Any]]:
 
     for name, matrix in lab.MATRICES.items():
         described[f"lab {name}"] = flags_by_name(matrix.command)
+
+    for name, subcommand in learn.SUBCOMMANDS.items():
+        described[f"learn {name}"] = flags_by_name(subcommand)
 
     for name in train.TRAINED:
         presets = [key for key, preset in PRESETS.items() if family(preset.config) == name]

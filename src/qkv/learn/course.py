@@ -33,7 +33,7 @@ class Wrong:
 
 
 @dataclass(frozen=True)
-class Part:
+class ExercisePart:
     """A function or class that the student writes."""
 
     name: str
@@ -53,7 +53,7 @@ class Exercise:
     title: str
     minutes: int
     slides: tuple[str, ...]
-    parts: tuple[Part, ...]
+    parts: tuple[ExercisePart, ...]
     wrong: tuple[Wrong, ...]
     solution: str
     """The solution, in which `# begin` and `# end` enclose what the student writes."""
@@ -107,7 +107,7 @@ def read_exercise(path: Path) -> Exercise:
         title=table["title"],
         minutes=table["minutes"],
         slides=tuple(table["slides"]),
-        parts=tuple(Part(part["name"], tuple(part["hints"])) for part in table["part"]),
+        parts=tuple(ExercisePart(part["name"], tuple(part["hints"])) for part in table["part"]),
         wrong=tuple(Wrong(**wrong) for wrong in table["wrong"]),
         solution=path.with_suffix(".py.txt").read_text(encoding="utf-8"),
         uses=tuple(table.get("uses", ())),

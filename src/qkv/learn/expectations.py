@@ -20,16 +20,21 @@ SIZES = (1, 2, 3, 5)
 """The sizes of drawn inputs, smallest first."""
 MOST_CELLS = 8
 """Rows and columns of a table that is drawn."""
+PLAIN = (Tensor, torch.nn.Parameter)
+"""The classes that a result may have."""
 
 
 @dataclass(frozen=True)
-class Example:
+class FailingExample:
     """The smallest failing example, as a table."""
 
     title: str
     rows: tuple[tuple[str, ...], ...]
     """Cells, row by row; the first cell of a row is its name."""
     header: tuple[str, ...] = ()
+
+
+Example = FailingExample
 
 
 class Failed(Exception):
@@ -58,7 +63,7 @@ def check(part: str, title: str) -> Callable[[F], F]:
     return mark
 
 
-class Draw:
+class InputDraw:
     """Random inputs of a size, always the same for a seed.
 
     Args:
@@ -83,6 +88,7 @@ class Draw:
         return torch.randperm(length, generator=self.generator)
 
 
+Draw = InputDraw
 Mistakes = Mapping[str, Tensor | Callable[[], Tensor]]
 """What the student is told if the result equals that of a known mistake."""
 
@@ -132,6 +138,8 @@ def expect_shape(found: Any, expected: tuple[int, ...], what: str, letters: str 
         raise Failed(f"{what}: the function returns None; is a return statement missing?")
     if not isinstance(found, Tensor):
         raise Failed(f"{what}: expected a tensor, not {type(found).__name__}")
+    if type(found) not in PLAIN:  # a class of its own may answer comparisons itself
+        raise Failed(f"{what}: expected a plain tensor, not a {type(found).__name__}")
     if tuple(found.shape) != expected:
         named = f"{letters} = {expected}" if letters else str(expected)
         raise Failed(f"{what}: the shape is {tuple(found.shape)}; expected {named}")
@@ -184,7 +192,7 @@ def expect_gradients(
 
 def is_close(found: Tensor, expected: Tensor, tolerance: float) -> bool:
     """Whether two tensors have the same shape and numbers."""
-    if found.shape != expected.shape:
+    if type(found) not in PLAIN or found.shape != expected.shape:
         return False
 
     found = found.detach().to(torch.float64)
