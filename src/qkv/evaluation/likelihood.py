@@ -80,7 +80,7 @@ def truncate_requests(requests: Sequence[Request], model: GPT) -> tuple[list[Req
                 "requests: expected one token or more in the context and in the continuation"
             )
 
-    if not model.uses_kv_cache:
+    if model.reads_on:
         return list(requests), 0
 
     limit = model.config.context

@@ -1,0 +1,99 @@
+"""Parts of the pages about a student's run: curves, samples and attention, as HTML."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from pathlib import Path
+
+from matplotlib.figure import Figure
+
+from qkv.artifact import Loaded
+from qkv.generation.generate import context_limit
+from qkv.generation.text import complete
+from qkv.insight.inspect.model_input import read
+from qkv.insight.look import Look, look
+from qkv.insight.render.figures import look_figure, training_curves
+from qkv.insight.render.figures.figure_style import render
+from qkv.insight.render.figures.run_metrics import read_run
+from qkv.insight.render.views import ViewChoice
+from qkv.lab.report.inline_svg import inline_svg
+from qkv.lab.report.lab_page import html_table
+
+SAMPLE_TOKENS = 40
+LOOK_TOKENS = 16
+"""Tokens of the text whose attention is drawn: few enough to read them."""
+
+
+def picture(draw: Callable[[], Figure], label: str) -> str:
+    """A figure of matplotlib as a part of a page."""
+    svg = render(draw, "svg").decode()
+    return f'<div class="panels single"><figure>{inline_svg(svg, label)}</figure></div>'
+
+
+def curves(run: Path) -> str:
+    """The training curves of a run."""
+    drawn = [read_run(run, run.name, "step")]
+    return picture(partial(training_curves.draw, drawn, "step", 0.02), "losses by step")
+
+
+def samples(loaded: Loaded, prompts: Sequence[str], temperature: float = 0.0) -> list[str]:
+    """The continuation of each prompt, always the same."""
+    model, tokenizer = loaded
+    assert tokenizer is not None
+    limit = context_limit(model, "refuse") or SAMPLE_TOKENS
+    length = min(SAMPLE_TOKENS, limit)
+    return complete(
+        model,
+        tokenizer,
+        prompts,
+        length=length,
+        temperature=temperature,
+        top_k=40,
+        seed=0,
+        beyond="slide",
+    )
+
+
+def sample_table(prompts: Sequence[str], columns: dict[str, list[str]]) -> str:
+    """Prompts with their continuations, one column for each model."""
+    rows = []
+    for number, prompt in enumerate(prompts):
+        rows.append([prompt, *(texts[number] for texts in columns.values())])
+
+    return f'<div class="scroller book">{html_table(["prompt", *columns], rows)}</div>'
+
+
+def short_look(loaded: Loaded, text: str, name: str) -> Look:
+    """What a model does with the beginning of a text."""
+    model, tokenizer = loaded
+    assert tokenizer is not None
+    longest = min(LOOK_TOKENS, model.config.context)
+    ids = read(model, tokenizer, text).text.ids
+    while len(ids) > longest:
+        text = text.rpartition(" ")[0] or text[: len(text) // 2]
+        ids = read(model, tokenizer, text).text.ids
+
+    return look(loaded, text, name=name)
+
+
+def attention_views(seen: Look) -> str:
+    """All heads, and the first head of the last layer with its tokens."""
+    attention = seen.attention[0]
+    last = attention.depth - 1
+    choices = {
+        f"all heads: {attention.depth} layers of {attention.heads}": ViewChoice(view="heads"),
+        f"layer {last}, head 0": ViewChoice(view="head", layer=last, head=0),
+    }
+
+    parts = []
+    for label, choice in choices.items():
+        parts.append(picture(partial(look_figure.draw, seen, choice), label))
+
+    return "".join(parts)
+
+
+def paragraphs(texts: Iterable[str]) -> str:
+    """Plain texts as paragraphs."""
+    return "".join(f"<p>{html.escape(text)}</p>" for text in texts)
