@@ -6,7 +6,7 @@ import re
 import sys
 from pathlib import Path
 
-MASKS = '''
+MASKS = """
 import torch
 
 
@@ -20,8 +20,8 @@ def masked_attend(query, key, value, mask=None):
         scores = scores.masked_fill(~mask, -torch.inf)
     weights = scores.softmax(-1).nan_to_num()
     return weights @ value, weights
-'''
-MULTI_HEAD = '''
+"""
+MULTI_HEAD = """
 from ex04_masks import masked_attend
 from torch import nn
 
@@ -53,8 +53,8 @@ class MultiHeadAttention(nn.Module):
         value = split_heads(self.value(x), self.kv_heads).repeat_interleave(group, dim=1)
         _, weights = masked_attend(query, key, value, mask)
         return self.output(merge_heads(self.weights(weights) @ value))
-'''
-BLOCK = '''
+"""
+BLOCK = """
 import torch
 from ex05_multi_head import MultiHeadAttention
 from torch import nn
@@ -93,8 +93,8 @@ class Block(nn.Module):
     def forward(self, x, mask=None):
         x = x + self.attention(self.attention_norm(x), mask)
         return x + self.feed_forward(self.feed_forward_norm(x))
-'''
-GPT = '''
+"""
+GPT = """
 import torch
 from ex04_masks import causal_mask
 from ex07_block import Block, LayerNorm
@@ -119,7 +119,7 @@ class GPT(nn.Module):
 
     def forward(self, ids):
         return self.hidden(ids) @ self.token.weight.T
-'''
+"""
 FILES = {
     "ex04_masks": MASKS,
     "ex05_multi_head": MULTI_HEAD,

@@ -17,7 +17,7 @@ from qkv.plugins import allow_file, is_plugin, require_listed
 from qkv.training.run_config import DataConfig, OptimizerConfig, RunConfig, pick_fields
 
 TRAINED = [name for name in CONFIGS if name not in ("task_model", "own-gpt")]
-"""The families that are trained from scratch; qkv finetune makes the others, gpt --model its own."""
+"""The families that are trained from scratch; the others come by qkv finetune and gpt --model."""
 GROUPS: dict[str, type[Any]] = {
     "reading": DataConfig,
     "run": RunConfig,

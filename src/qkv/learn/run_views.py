@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import html
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -11,8 +10,7 @@ from matplotlib.figure import Figure
 
 from qkv.artifact import Loaded
 from qkv.generation.generate import context_limit
-from qkv.generation.text import complete
-from qkv.insight.inspect.model_input import read
+from qkv.generation.text import complete, prompt_ids
 from qkv.insight.look import Look, look
 from qkv.insight.render.figures import look_figure, training_curves
 from qkv.insight.render.figures.figure_style import render
@@ -70,10 +68,8 @@ def short_look(loaded: Loaded, text: str, name: str) -> Look:
     model, tokenizer = loaded
     assert tokenizer is not None
     longest = min(LOOK_TOKENS, model.config.context)
-    ids = read(model, tokenizer, text).text.ids
-    while len(ids) > longest:
+    while len(prompt_ids(tokenizer, text)) > longest:
         text = text.rpartition(" ")[0] or text[: len(text) // 2]
-        ids = read(model, tokenizer, text).text.ids
 
     return look(loaded, text, name=name)
 
@@ -92,8 +88,3 @@ def attention_views(seen: Look) -> str:
         parts.append(picture(partial(look_figure.draw, seen, choice), label))
 
     return "".join(parts)
-
-
-def paragraphs(texts: Iterable[str]) -> str:
-    """Plain texts as paragraphs."""
-    return "".join(f"<p>{html.escape(text)}</p>" for text in texts)

@@ -14,8 +14,8 @@ from qkv.models import GPTConfig
 from support.own_gpt_files import write_own_gpt
 from support.small_training import sentences
 
-SIZES = "--vocabulary 64 --context 16 --width 16 --depth 1 --heads 2 --tokenizer words".split()
-RUN = "--steps 2 --batch-tokens 64 --compile False --device cpu".split()
+SIZES = ["--vocabulary", "64", "--context", "16", "--width", "16", "--depth", "1", "--heads", "2"]
+RUN = ["--steps", "2", "--batch-tokens", "64", "--compile", "False", "--device", "cpu"]
 
 
 @pytest.fixture
@@ -23,7 +23,17 @@ def arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(plugins, "allowed", set())
     text = tmp_path / "text.txt"
     text.write_text("\n".join(sentences()) + "\n")
-    return ["gpt", "--data", str(text), "--out", str(tmp_path / "run"), *SIZES, *RUN]
+    return [
+        "gpt",
+        "--data",
+        str(text),
+        "--out",
+        str(tmp_path / "run"),
+        *SIZES,
+        *RUN,
+        "--tokenizer",
+        "words",
+    ]
 
 
 def test_a_file_is_trained_and_the_run_goes_on(

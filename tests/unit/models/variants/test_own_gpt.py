@@ -78,9 +78,7 @@ def test_losses_are_equal_step_by_step(both: tuple[Path, Path]) -> None:
     assert hers[-1] < hers[0] - 0.1
 
 
-def test_a_resumed_run_equals_an_uninterrupted_one(
-    both: tuple[Path, Path], tmp_path: Path
-) -> None:
+def test_a_resumed_run_equals_an_uninterrupted_one(both: tuple[Path, Path], tmp_path: Path) -> None:
     config = qkv.load(both[0]).model.config
     trained(config, tmp_path, "half", steps=3)
     half = trained(config, tmp_path, "half", resume=True)
@@ -241,7 +239,9 @@ def test_a_saved_model_needs_consent(
     both: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(plugins, "allowed", set())
-    with pytest.raises(ValueError, match="model: GPT of .*mine.py is needed, .* set QKV_PLUGINS="):
+    with pytest.raises(
+        ValueError, match=r"model: GPT of .*mine\.py is needed, .* set QKV_PLUGINS="
+    ):
         qkv.load(both[0])
 
     file = both[0].parent / "mine.py"
