@@ -393,6 +393,11 @@ class TaskModelConfig:
                 "expected last or mean"
             )
 
+        if isinstance(self.backbone, OwnGPTConfig):
+            raise ValueError(
+                "backbone: a task head needs one of the package's models, and this is your own GPT"
+            )
+
         head = self.head
         special_ids = (head.start or 0, head.delimiter, head.extract, head.padding)
         if not 0 <= min(special_ids) <= max(special_ids) < self.backbone.vocabulary:

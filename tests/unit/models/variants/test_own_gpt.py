@@ -18,7 +18,9 @@ from qkv.evaluation.likelihood import Request, likelihoods
 from qkv.generation.sampling_params import SamplingParams
 from qkv.generation.text import complete
 from qkv.insight.heads.head_ablation import ablate
-from qkv.models import GPT, GPTConfig, build
+from qkv.insight.inspect.capture import unmasked
+from qkv.insight.inspect.position_encoding import position_encoding
+from qkv.models import GPT, GPTConfig, HeadConfig, TaskModelConfig, build, int8
 from qkv.models.configs import OwnGPTConfig
 from qkv.models.registry import from_json, to_json
 from qkv.models.variants.own_gpt import OwnGPT, unlike_the_library
@@ -239,9 +241,7 @@ def test_a_saved_model_needs_consent(
     both: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(plugins, "allowed", set())
-    with pytest.raises(
-        ValueError, match=r"model: GPT of .*mine\.py is needed, .* set QKV_PLUGINS="
-    ):
+    with pytest.raises(ValueError, match=r"GPT of .*mine\.py is needed, .* set QKV_PLUGINS="):
         qkv.load(both[0])
 
     file = both[0].parent / "mine.py"
@@ -265,6 +265,23 @@ def test_two_students_with_files_of_the_same_names(tmp_path: Path) -> None:
     ids = torch.tensor([[1, 2, 3]])
     with torch.no_grad():
         assert not torch.allclose(built[0](ids), built[1](ids))
+
+
+def test_the_table_of_positions_is_hers(models: tuple[Loaded, Loaded]) -> None:
+    hers, ours = (position_encoding(loaded.model) for loaded in models)
+    torch.testing.assert_close(hers.table, ours.table, atol=1e-4, rtol=1e-4)
+
+
+def test_what_needs_the_packages_parts_is_refused(models: tuple[Loaded, Loaded]) -> None:
+    model = models[0].model
+    with pytest.raises(TypeError, match="int8 supports the package's own layers"):
+        int8(model)
+    with pytest.raises(ValueError, match="mask of your own GPT is in its code"), unmasked(model):
+        pass
+
+    head = HeadConfig(task="regress", delimiter=1, extract=2, padding=0)
+    with pytest.raises(ValueError, match="backbone: a task head needs one of the package's"):
+        TaskModelConfig(backbone=model.config, head=head)
 
 
 def test_fields_that_her_class_decides_are_refused() -> None:
