@@ -6,11 +6,17 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 
 from qkv import plugins
 from qkv.learn import own_gpt_page
+from qkv.learn.course import course
 from qkv.learn.own_gpt_file import MINE
 from qkv.learn.own_gpt_page import LossPair, finish, largest, table_of
+from qkv.models import GPTConfig, build
+from qkv.models.configs import OwnGPTConfig
+from qkv.models.variants.own_gpt import unlike_the_library
+from qkv.nn.hooks import capture
 from support.own_gpt_files import BLOCK, FILES, forget_students
 
 
@@ -64,3 +70,27 @@ def test_the_largest_difference_counts_and_a_nan_is_the_largest() -> None:
     assert len(rows) == own_gpt_page.ROWS
     assert rows[0] == ["1", "2.000000", "2.000000", "0.0e+00"]
     assert len(heads) == len(rows[0])
+
+
+@pytest.mark.skipif("gpt" not in course(), reason="the course has no exercise gpt")
+def test_the_solutions_of_the_course_are_the_packages_gpt(tmp_path: Path) -> None:
+    forget_students()
+    for name in (*course()["gpt"].uses, "gpt"):
+        exercise = course()[name]
+        (tmp_path / f"{exercise.stem}.py").write_text(exercise.answer, encoding="utf-8")
+
+    (tmp_path / "mine.py").write_text(MINE, encoding="utf-8")
+    spec = plugins.allow_file(f"{tmp_path / 'mine.py'}:GPT", "model")
+    torch.manual_seed(0)
+    hers = build(OwnGPTConfig(**own_gpt_page.SIZES, model=spec))
+    torch.manual_seed(0)
+    ours = build(GPTConfig(**own_gpt_page.SIZES))
+    ids = torch.arange(20).view(2, 10)
+    assert unlike_the_library(hers) == []
+    torch.testing.assert_close(hers(ids), ours(ids), atol=1e-5, rtol=1e-4)
+    name = "stack.blocks.0.attention.weights"
+    with capture(hers, name) as seen, capture(ours, name) as right:
+        hers(ids)
+        ours(ids)
+
+    torch.testing.assert_close(seen[name], right[name], atol=1e-5, rtol=1e-4)
