@@ -34,11 +34,11 @@ PAGE = "finish.html"
 RUNS = Path("runs", "finish")
 EQUAL = 1e-5
 """The largest difference of losses that counts as equal."""
-SIZES = {"vocabulary": 512, "context": 64, "width": 64, "depth": 2, "heads": 4}
-DATA = DataConfig(data=("english",))
+SIZES = {"vocabulary": 400, "context": 64, "width": 64, "depth": 2, "heads": 4}
+DATA = DataConfig(data=("english",), tokenizer="words")
 OPTIMIZER = OptimizerConfig(learning_rate=2e-3)
-PROMPTS = ("I took my dog", "She went to the", "We")
-TEXT = "I took my dog for a walk in the park and my money to the bank"
+PROMPTS = ("the old man", "they lit a fire", "he took the")
+TEXT = "the old man lit a candle in the dark and they lit a fire in the stove"
 ROWS = 12
 """Steps in the table."""
 
@@ -191,7 +191,7 @@ def table_of(pairs: list[LossPair]) -> tuple[list[str], list[list[str]]]:
 
 def facts(pairs: list[LossPair]) -> list[str]:
     """How both models were trained."""
-    sizes = ", ".join(f"{name} {size}" for name, size in SIZES.items())
+    sizes = ", ".join(f"{name} {SIZES[name]}" for name in ("context", "width", "depth", "heads"))
     return [
         f"The same seed, weights and batches: {len(pairs)} steps of 1,024 tokens of the embedded "
         "English sentences.",
@@ -207,7 +207,12 @@ def draw_pairs(pairs: list[LossPair]) -> Figure:
     upper, lower = figure.subplots(2, 1, height_ratios=[2, 1], sharex=True)
 
     upper.plot(
-        steps, [pair.hers for pair in pairs], color=COLOURS[0], linewidth=4.5, label="my GPT"
+        steps,
+        [pair.hers for pair in pairs],
+        color=COLOURS[0],
+        linewidth=6,
+        alpha=0.45,
+        label="my GPT",
     )
     upper.plot(
         steps,

@@ -24,10 +24,19 @@ LOOK_TOKENS = 16
 """Tokens of the text whose attention is drawn: few enough to read them."""
 
 
+KEPT_COLOURS = {"#ffffff": "#fffffe", "#222222": "#222223", "#777777": "#777778"}
+"""White and ink by other names, which no theme of the page replaces: numbers in a heat map must
+stay readable on its colours."""
+
+
 def picture(draw: Callable[[], Figure], label: str) -> str:
-    """A figure of matplotlib as a part of a page."""
-    svg = render(draw, "svg").decode()
-    return f'<div class="panels single"><figure>{inline_svg(svg, label)}</figure></div>'
+    """A figure of matplotlib as a part of a page, in the colours of its theme."""
+    return f'<div class="panels single">{framed(render(draw, "svg").decode(), label)}</div>'
+
+
+def framed(svg: str, label: str) -> str:
+    """A picture in its frame."""
+    return f"<figure>{inline_svg(svg, label)}</figure>"
 
 
 def curves(run: Path) -> str:
@@ -85,6 +94,10 @@ def attention_views(seen: Look) -> str:
 
     parts = []
     for label, choice in choices.items():
-        parts.append(picture(partial(look_figure.draw, seen, choice), label))
+        svg = render(partial(look_figure.draw, seen, choice), "svg").decode()
+        for colour, kept in KEPT_COLOURS.items():
+            svg = svg.replace(colour, kept)
 
-    return "".join(parts)
+        parts.append(framed(svg, label))
+
+    return f'<div class="panels">{"".join(parts)}</div>'
