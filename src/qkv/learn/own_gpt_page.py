@@ -12,7 +12,7 @@ import math
 import shutil
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -34,7 +34,7 @@ PAGE = "finish.html"
 RUNS = Path("runs", "finish")
 EQUAL = 1e-5
 """The largest difference of losses that counts as equal."""
-SIZES = {"vocabulary": 400, "context": 64, "width": 64, "depth": 2, "heads": 4}
+SIZES: dict[str, Any] = {"vocabulary": 400, "context": 64, "width": 64, "depth": 2, "heads": 4}
 DATA = DataConfig(data=("english",), tokenizer="words")
 OPTIMIZER = OptimizerConfig(learning_rate=2e-3)
 PROMPTS = ("the old man", "they lit a fire", "he took the")
@@ -234,7 +234,7 @@ def draw_pairs(pairs: list[LossPair]) -> Figure:
     lower.set_ylim(5e-10, max(1e-4, 2 * max(differences)))
     lower.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0e}"))
     lower.yaxis.set_minor_formatter(NullFormatter())
-    lower.set_ylabel("difference")
+    lower.set_ylabel("difference\n(bottom: 0)")
     lower.set_xlabel("step")
 
     return figure

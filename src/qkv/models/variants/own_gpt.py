@@ -101,14 +101,14 @@ class OwnGPT(GPT):
         return False
 
     @property
-    def embedding(self) -> Any:  # type: ignore[override]
+    def embedding(self) -> Any:
         """Her token embedding; positions are added to it outside of any module."""
         return self.stack.token
 
     @property
     def output_matrix(self) -> Matrix:
         """Her token embedding, to which the output layer is tied."""
-        return self.stack.token.weight  # type: ignore[union-attr, return-value]
+        return self.stack.token.weight
 
     def start(self) -> TokensSoFar:  # type: ignore[override]
         """Return the state before the first token."""

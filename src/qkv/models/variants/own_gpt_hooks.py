@@ -16,18 +16,17 @@ from qkv.nn.hooks import TRANSFORMER_LENS, HookPoints
 PROJECTIONS = ("query", "key", "value")
 
 
-def attach_hook_points(gpt: nn.Module, head_width: int) -> None:
+def attach_hook_points(gpt: Any, head_width: int) -> None:
     """Give her GPT the hook points of the package's, as far as its modules show the values.
 
     Args:
         gpt: Her GPT with its blocks.
         head_width: D, the width of a head.
     """
-    output = HookPoints("output")
-    gpt.hooks = output  # type: ignore[assignment]
-    gpt.norm.register_forward_hook(partial(see_output, output, "output"))  # type: ignore[union-attr, operator]
+    gpt.hooks = HookPoints("output")
+    gpt.norm.register_forward_hook(partial(see_output, gpt.hooks, "output"))
 
-    for block in gpt.blocks:  # type: ignore[union-attr]
+    for block in gpt.blocks:
         points = HookPoints("before", "after", aliases=TRANSFORMER_LENS)
         block.hooks = points
         block.register_forward_pre_hook(partial(see_input, points, "before"))
@@ -41,25 +40,27 @@ def attach_to_attention(attention: Any, head_width: int) -> None:
     if not isinstance(attention, nn.Module):
         return
 
+    parts: Any = attention
     names = []
     points = HookPoints(aliases=TRANSFORMER_LENS)
     for name in PROJECTIONS:
         if isinstance(getattr(attention, name, None), nn.Linear):
             names.append(name)
-            hook = partial(see_heads_of_output, points, name, head_width)
-            getattr(attention, name).register_forward_hook(hook)
+            projection = getattr(attention, name)
+            projection.register_forward_hook(partial(see_heads_of_output, points, name, head_width))
 
     if isinstance(getattr(attention, "weights", None), nn.Module):
         names.append("weights")
-        attention.weights.register_forward_hook(partial(see_output, points, "weights"))  # type: ignore[union-attr, operator]
+        parts.weights.register_forward_hook(partial(see_output, points, "weights"))
 
     if isinstance(getattr(attention, "output", None), nn.Linear):
         names.append("heads")
-        hook = partial(see_heads_of_input, points, "heads", head_width)
-        attention.output.register_forward_pre_hook(hook)  # type: ignore[union-attr, operator]
+        parts.output.register_forward_pre_hook(
+            partial(see_heads_of_input, points, "heads", head_width)
+        )
 
     points.names = tuple(names)
-    attention.hooks = points  # type: ignore[assignment]
+    parts.hooks = points
 
 
 def attach_to_feed_forward(feed_forward: Any) -> None:
