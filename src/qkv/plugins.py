@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache
 from hashlib import sha256
 from importlib.util import module_from_spec, spec_from_file_location
@@ -58,8 +60,10 @@ def load_object(spec: str, what: str) -> Any:
     try:
         module = load_module(path.resolve())
     except Exception as error:
-        line = line_of(error, path.resolve())
-        raise ValueError(f"{what}: {path}, line {line}: {type(error).__name__}: {error}") from error
+        place, line = place_of(error, path)
+        raise ValueError(
+            f"{what}: {place}, line {line}: {type(error).__name__}: {error}"
+        ) from error
 
     if not hasattr(module, match["name"]):
         defined = [name for name, value in vars(module).items() if is_own(value, module)]
@@ -134,7 +138,10 @@ def require_listed(spec: str, what: str) -> None:
 
 @cache
 def load_module(path: Path) -> ModuleType:
-    """The module of a file; it is in sys.modules, so that its classes can be pickled."""
+    """The module of a file; it is in sys.modules, so that its classes can be pickled.
+
+    It may import the files beside it by their names.
+    """
     name = f"qkv_plugin_{sha256(str(path).encode()).hexdigest()[:12]}"
     spec = spec_from_file_location(name, path)
     assert spec is not None
@@ -143,7 +150,8 @@ def load_module(path: Path) -> ModuleType:
     sys.modules[name] = module
 
     try:
-        spec.loader.exec_module(module)
+        with importable(path.parent):
+            spec.loader.exec_module(module)
     except BaseException:
         del sys.modules[name]
         raise
@@ -151,19 +159,51 @@ def load_module(path: Path) -> ModuleType:
     return module
 
 
+beside: dict[str, Path] = {}
+"""Modules that were imported from beside a file, by name, and their folder."""
+
+
+@contextmanager
+def importable(folder: Path) -> Iterator[None]:
+    """Let the files of a folder be imported by their names while the context is open.
+
+    Of two folders with files of the same names, each is given its own.
+    """
+    for name, other in list(beside.items()):
+        if other != folder and (folder / f"{name}.py").is_file():
+            sys.modules.pop(name, None)
+            del beside[name]
+
+    known = set(sys.modules)
+    sys.path.insert(0, str(folder))
+    importlib.invalidate_caches()
+
+    try:
+        yield
+    finally:
+        sys.path.remove(str(folder))
+        for name in set(sys.modules) - known:
+            if getattr(sys.modules[name], "__file__", None) == str(folder / f"{name}.py"):
+                beside[name] = folder
+
+
 def is_own(value: Any, module: ModuleType) -> bool:
     """Whether a class or function was defined in this module, not imported into it."""
     return callable(value) and getattr(value, "__module__", None) == module.__name__
 
 
-def line_of(error: Exception, path: Path) -> int:
-    """The line of a file that an error came from."""
-    if isinstance(error, SyntaxError):
-        return error.lineno or 1
+def place_of(error: Exception, path: Path) -> tuple[Path, int]:
+    """The file and the line that an error came from: the file itself, or one beside it."""
+    folder = path.resolve().parent
+    if isinstance(error, SyntaxError) and error.filename:
+        return path.with_name(Path(error.filename).name), error.lineno or 1
 
+    place = path
     line = 1
     for frame in traceback.extract_tb(error.__traceback__):
-        if frame.filename == str(path):
+        file = Path(frame.filename)
+        if file.parent == folder:
+            place = path.with_name(file.name)
             line = frame.lineno or line
 
-    return line
+    return place, line

@@ -13,6 +13,7 @@ from rich.text import Text
 from qkv import artifact
 from qkv.models import BERT, GPT, RNN, RNNLanguageModel, TaskModel, Transformer
 from qkv.models.model import Model
+from qkv.models.variants.own_gpt import OwnGPT
 from qkv.text import Tokenizer
 from qkv.training.systems.distributed import device_named
 
@@ -20,6 +21,7 @@ Precision = Literal["float32", "bf16"]
 ModelName = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
 PURPOSE: dict[type[Model], str] = {
     GPT: "a GPT continues text: use qkv generate, or qkv chat",
+    OwnGPT: "a GPT continues text: use qkv generate, or qkv chat",
     BERT: "a BERT fills masks: use qkv fill",
     Transformer: "an encoder-decoder Transformer translates: use qkv translate",
     RNNLanguageModel: "an RNN language model continues text: use qkv generate",

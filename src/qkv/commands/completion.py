@@ -80,6 +80,9 @@ def describe_commands() -> dict[str, dict[str, Any]]:
         presets = [key for key, preset in PRESETS.items() if family(preset.config) == name]
         flags = flags_by_name(train.flags_for(CONFIGS[name]))
         flags["--preset"]["choices"] = presets
+        if "--model" in flags:  # a file, not a model that was trained
+            flags["--model"] = {"kind": "file"}
+
         described[f"train {name}"] = flags
 
     for shell in SHELLS:

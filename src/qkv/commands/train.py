@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import make_dataclass, replace
+from dataclasses import fields, make_dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,13 +11,13 @@ import tyro
 
 from qkv.command_line.parsing import check_subcommand, naming_flags, parse
 from qkv.command_line.usage_errors import UsageError, value_after
-from qkv.models.configs import CONFIGS, Config, family
+from qkv.models.configs import CONFIGS, Config, GPTConfig, OwnGPTConfig, family
 from qkv.models.presets import preset
 from qkv.plugins import allow_file, is_plugin, require_listed
 from qkv.training.run_config import DataConfig, OptimizerConfig, RunConfig, pick_fields
 
-TRAINED = [name for name in CONFIGS if name != "task_model"]
-"""The families that are trained from scratch; qkv finetune makes the others."""
+TRAINED = [name for name in CONFIGS if name not in ("task_model", "own-gpt")]
+"""The families that are trained from scratch; the others come by qkv finetune and gpt --model."""
 GROUPS: dict[str, type[Any]] = {
     "reading": DataConfig,
     "run": RunConfig,
@@ -65,6 +65,10 @@ def with_own_parts(config: Config, arguments: Sequence[str]) -> Config:
         if spec is not None and is_plugin(spec):
             config = replace(config, **{field: allow_file(spec, field)})  # type: ignore[arg-type]
 
+    spec = getattr(config, "model", None)
+    if spec is not None and value_after("--model", arguments) is not None:
+        config = replace(config, model=allow_file(spec, "model"))  # type: ignore[call-arg]
+
     return config
 
 
@@ -105,6 +109,7 @@ def training_flags(
         if typed_preset is None:
             model = resumed_model
 
+    model = with_own_model(model, arguments)
     defaults = {group: kind(**pick_fields(known, kind)) for group, kind in GROUPS.items()}
     Flags = flags_for(type(model))
     flags: Any = parse(
@@ -116,7 +121,27 @@ def training_flags(
         "with --resume.",
     )
 
-    return flags.model, flags.reading, flags.learning, flags.run
+    return without_own_model(flags.model), flags.reading, flags.learning, flags.run
+
+
+def with_own_model(config: Config, arguments: Sequence[str]) -> Config:
+    """The config of a GPT with a place for --model; with it only its sizes count."""
+    if not isinstance(config, GPTConfig) or isinstance(config, OwnGPTConfig):
+        return config
+
+    kept = [field.name for field in fields(config)]
+    if value_after("--model", arguments) is not None:
+        kept = ["vocabulary", "context", "width", "depth", "heads"]
+
+    return OwnGPTConfig(**{name: getattr(config, name) for name in kept})
+
+
+def without_own_model(config: Config) -> Config:
+    """The config as the family has it: of a GPT without --model that of the package's."""
+    if not isinstance(config, OwnGPTConfig) or config.model is not None:
+        return config
+
+    return GPTConfig(**{field.name: getattr(config, field.name) for field in fields(GPTConfig)})
 
 
 def preset_of(name: str, preset_name: str) -> Config:
@@ -137,6 +162,9 @@ def preset_of(name: str, preset_name: str) -> Config:
 
 def flags_for(config: type[Any]) -> type[Any]:
     """The dataclass of all flags with which a family is trained."""
+    if config is GPTConfig:
+        config = OwnGPTConfig
+
     preset_flag = Annotated[
         str, tyro.conf.arg(help="A model by name, see qkv presets; the flags below change it.")
     ]
@@ -166,10 +194,16 @@ def resumed_flags(name: str, arguments: Sequence[str]) -> tuple[Config, dict[str
     before = read_run_flags(Path(out))
     if before is None and value_after("--data", arguments) is None:
         raise UsageError(f"out: there is no run in {out} to continue; give --data to begin one")
-    if before is not None and family(before[0]) != name:
+    if before is None:
+        return None
+
+    trained = family(before[0])
+    if isinstance(before[0], OwnGPTConfig):
+        trained = "gpt"
+
+    if trained != name:
         raise UsageError(
-            f"out: {out} holds another model; "
-            f"say qkv train {family(before[0])} --out {out} --resume"
+            f"out: {out} holds another model; say qkv train {trained} --out {out} --resume"
         )
 
     return before

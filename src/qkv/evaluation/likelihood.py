@@ -79,7 +79,7 @@ def truncate_requests(requests: Sequence[Request], model: Model) -> tuple[list[R
                 "requests: expected one token or more in the context and in the continuation"
             )
 
-    if not model.uses_kv_cache:
+    if model.reads_on:
         return list(requests), 0
 
     limit = model.config.context

@@ -202,7 +202,7 @@ def window_and_stride(model: Model, window: int | None, stride: int | None) -> t
     if window is None:
         window = min(context, WINDOW)
 
-    too_long = window > context and model.uses_kv_cache
+    too_long = window > context and not model.reads_on
     if window < 1 or too_long:
         raise ValueError(f"window: expected 1 to {context}, the model's context, not {window}")
 

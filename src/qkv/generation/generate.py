@@ -285,7 +285,7 @@ def context_limit(model: Any, beyond: Beyond) -> int | None:
         return min((limit for limit in limits if limit is not None), default=None)
 
     config = model.config
-    if model.predicts in ("next", "target") and not model.uses_kv_cache:
+    if model.predicts in ("next", "target") and model.reads_on:
         return None  # an RNN, or Transformer-XL: its state has no end
     if beyond != "extend":
         return config.context

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 from qkv.nn.config import check_at_least_one, check_fields, check_probability, documented
@@ -74,6 +74,39 @@ class GPTConfig(StackConfig):
                 "tied: with join = concatenate the token embedding is narrower than the model; "
                 "use tied = False"
             )
+
+
+@documented
+@dataclass(frozen=True, kw_only=True)
+class OwnGPTConfig(GPTConfig):
+    """A GPT that a user wrote herself: sizes, and the file with her class.
+
+    Raises:
+        ValueError: If a field is set that her class, built from its sizes alone, decides itself.
+
+    Example:
+        >>> from qkv.models.configs import OwnGPTConfig
+        >>> OwnGPTConfig(model="mine.py", width=64, depth=2, heads=4).model
+        'mine.py:GPT'
+    """
+
+    model: str | None = None
+    """FILE.py, or FILE.py:CLASS: your own GPT, built as GPT(vocabulary, context, width, depth,
+    heads). It starts with the weights that the usual one starts with."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.model is None:
+            return
+        if self.model.endswith(".py"):
+            object.__setattr__(self, "model", f"{self.model}:GPT")
+
+        sizes = ("vocabulary", "context", "width", "depth", "heads", "model")
+        for field in fields(self):
+            if field.name not in sizes and getattr(self, field.name) != field.default:
+                raise ValueError(
+                    f"{field.name}: your own GPT decides this itself; leave it out with --model"
+                )
 
 
 @documented
@@ -360,6 +393,11 @@ class TaskModelConfig:
                 "expected last or mean"
             )
 
+        if isinstance(self.backbone, OwnGPTConfig):
+            raise ValueError(
+                "backbone: a task head needs one of the package's models, and this is your own GPT"
+            )
+
         head = self.head
         special_ids = (head.start or 0, head.delimiter, head.extract, head.padding)
         if not 0 <= min(special_ids) <= max(special_ids) < self.backbone.vocabulary:
@@ -435,6 +473,7 @@ Config = (
 )
 CONFIGS: dict[str, type[Any]] = {
     "gpt": GPTConfig,
+    "own-gpt": OwnGPTConfig,
     "bert": BERTConfig,
     "transformer": TransformerConfig,
     "rnn": RNNConfig,

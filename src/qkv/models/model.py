@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from qkv.models.configs import HeadConfig
 from qkv.nn.attention import Causal, Document, Mask, Padding, all_of
-from qkv.nn.block import Stack
 from qkv.nn.embedding import Embedding
 from qkv.nn.hooks import HookPoints
 from qkv.nn.linear.linear import Matrix, linear
@@ -36,7 +35,7 @@ class Model(nn.Module):
     embedding: Any
     head: Any
     hooks: HookPoints
-    stack: Stack
+    stack: Any
 
     predicts: Predicts | None = None
     """The token its logits are for: the next one, a masked one, the next one of a target."""
@@ -51,14 +50,22 @@ class Model(nn.Module):
         return None
 
     @property
-    def stacks(self) -> dict[str, Stack]:
-        """The stacks of blocks by their names in the model; an RNN has none."""
+    def stacks(self) -> dict[str, Any]:
+        """The stacks of blocks by their names in the model; an RNN has none.
+
+        Each is a `Stack`, or of a user's own model a module with `blocks` and `norm`.
+        """
         return {"stack": self.stack}
 
     @property
     def uses_kv_cache(self) -> bool:
         """Decoding needs keys and values of earlier tokens, and no other state."""
         return False
+
+    @property
+    def reads_on(self) -> bool:
+        """Its state has no end, so that it reads on beyond the context: an RNN, Transformer-XL."""
+        return not self.uses_kv_cache
 
     def mask(
         self,

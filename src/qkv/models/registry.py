@@ -20,6 +20,7 @@ from qkv.models.configs import (
     GPTConfig,
     HeadConfig,
     ModelConfig,
+    OwnGPTConfig,
     RNNConfig,
     RNNLMConfig,
     TaskModelConfig,
@@ -31,12 +32,14 @@ from qkv.models.model import Model, uncompiled
 from qkv.models.rnn import RNN, RNNLanguageModel
 from qkv.models.task_model import TaskModel
 from qkv.models.transformer import Transformer
+from qkv.models.variants.own_gpt import OwnGPT
 from qkv.nn import own_parts
 from qkv.nn.attention.multi_head import MultiHeadAttention, group_heads
 from qkv.nn.stack_config import RotaryScaling
 
 FAMILIES: dict[str, tuple[type[Any], type[Any]]] = {
     "gpt": (GPTConfig, GPT),
+    "own-gpt": (OwnGPTConfig, OwnGPT),
     "bert": (BERTConfig, BERT),
     "transformer": (TransformerConfig, Transformer),
     "rnn": (RNNConfig, RNN),

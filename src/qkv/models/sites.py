@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from qkv.models.model import Model, backbone_of
 from qkv.nn.attention.mask import Mask
-from qkv.nn.block import Stack
 
 
 class AttentionSite(NamedTuple):
@@ -48,7 +47,7 @@ def attention_sites(model: Model) -> list[AttentionSite]:
         depth = len(stack.blocks)
         point = f"{name}.blocks.{{}}"
         sites.append(AttentionSite(kind, name, f"{point}.attention", depth, heads))
-        if stack.cross:
+        if getattr(stack, "cross", False):  # a user's own stack knows nothing of it
             sites.append(AttentionSite("cross", name, f"{point}.cross_attention", depth, heads))
 
     return sites
@@ -62,7 +61,7 @@ def attends(model: Model) -> bool:
     return getattr(backbone_of(model).config, "attention", "none") != "none"
 
 
-def stack_with(model: Model, kind: str) -> Stack:
+def stack_with(model: Model, kind: str) -> Any:
     """The stack of blocks with this kind of attention: self, encoder, decoder or cross."""
     if not model.stacks:
         raise ValueError("model: an RNN has one attention and no layers of heads; expected another")
@@ -72,7 +71,7 @@ def stack_with(model: Model, kind: str) -> Stack:
     return list(model.stacks.values())[-1]
 
 
-def output_stack(model: Model) -> tuple[str, Stack] | None:
+def output_stack(model: Model) -> tuple[str, Any] | None:
     """The stack that leads to the output, with its name in the model; None for an RNN."""
     if not model.stacks:
         return None
@@ -80,7 +79,7 @@ def output_stack(model: Model) -> tuple[str, Stack] | None:
     return list(model.stacks.items())[-1]
 
 
-def input_stack(model: Model) -> tuple[str, Stack] | None:
+def input_stack(model: Model) -> tuple[str, Any] | None:
     """The stack that reads the text or the source, with its name; None for an RNN."""
     if not model.stacks:
         return None

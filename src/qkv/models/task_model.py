@@ -16,7 +16,6 @@ from qkv.models.configs import BERTConfig, GPTConfig, HeadConfig, TaskModelConfi
 from qkv.models.gpt import GPT
 from qkv.models.heads import pooled
 from qkv.models.model import Model
-from qkv.nn.block import Stack
 from qkv.nn.hooks import HookPoints
 from qkv.nn.linear.linear import Linear
 
@@ -66,7 +65,7 @@ class TaskModel(Model):
         return self.backbone.is_causal
 
     @property
-    def stacks(self) -> dict[str, Stack]:
+    def stacks(self) -> dict[str, Any]:
         return {"backbone.stack": self.backbone.stack}
 
     def forward(

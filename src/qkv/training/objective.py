@@ -35,7 +35,7 @@ class FeatureExtractor(nn.Module):
                 source_padding_mask=batch.source_padding_mask,
                 target_padding_mask=batch.padding_mask,
             )
-        elif model.is_causal and not model.uses_kv_cache:
+        elif model.is_causal and model.reads_on:
             hidden = self.read_on(batch)  # Transformer-XL, a recurrent language model
         else:
             hidden = model.hidden(

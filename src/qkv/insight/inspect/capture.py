@@ -16,6 +16,7 @@ from qkv.insight.inspect.hook_checks import hook_layers
 from qkv.insight.inspect.model_input import Reading, Side, hidden
 from qkv.models.model import Model, backbone_of
 from qkv.models.sites import AttentionSite, attention_sites, mask_of
+from qkv.models.variants.own_gpt import OwnGPT
 
 GLANCE = 64
 """Largest number of rows and of columns in the overview of a head."""
@@ -206,6 +207,12 @@ def unmasked(model: Model) -> Iterator[None]:
         raise ValueError(
             "mask: only a GPT's causal mask can be removed, and this is a "
             f"{type(backbone).__name__}"
+        )
+
+    if isinstance(backbone, OwnGPT):
+        raise ValueError(
+            "mask: the causal mask of your own GPT is in its code; remove it there to see the "
+            "attention without it"
         )
 
     already_unmasked = "mask" in backbone.__dict__

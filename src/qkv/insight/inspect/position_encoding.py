@@ -6,11 +6,12 @@ from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from qkv.models.model import Model, backbone_of
+from qkv.models.variants.own_gpt import OwnGPT
 from qkv.nn.attention.relative import RelativePosition
-from qkv.nn.position import Learned, Sinusoidal, alibi_slopes, rotary_angles, sinusoidal
+from qkv.nn.position import Sinusoidal, alibi_slopes, rotary_angles, sinusoidal
 
 POSITIONS = 256
 """Number of positions in the table; fewer if the model has fewer."""
@@ -67,9 +68,11 @@ def position_encoding(model: Model, positions: int = POSITIONS) -> PositionTable
 
 def absolute_encoding(backbone: Model, positions: int) -> PositionTable:
     """Learned or sinusoidal vectors, with their mean cosine similarity by distance."""
-    module = backbone.embedding.position
-    assert isinstance(module, Learned | Sinusoidal)
-    if isinstance(module, Learned):
+    embedding = backbone.stack if isinstance(backbone, OwnGPT) else backbone.embedding
+    module = getattr(embedding, "position", None)
+    if not isinstance(module, nn.Embedding | Sinusoidal):
+        raise ValueError("position: this model keeps no table self.position that could be shown")
+    if isinstance(module, nn.Embedding):
         positions = min(positions, backbone.config.context)
 
     numbers = torch.arange(positions, device=next(backbone.parameters()).device)

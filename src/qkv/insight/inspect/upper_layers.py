@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -11,7 +12,6 @@ from torch import Tensor
 
 from qkv.models.model import Model, backbone_of
 from qkv.models.sites import stack_with
-from qkv.nn.block import Stack
 from qkv.nn.hooks import CapturedValues, add_hook
 
 TOKENS = 2**11
@@ -66,7 +66,7 @@ def starting_at(
 
 
 @contextmanager
-def upper_blocks(stack: Stack, layer: int, x: Float[Tensor, "B T E"]) -> Iterator[None]:
+def upper_blocks(stack: Any, layer: int, x: Float[Tensor, "B T E"]) -> Iterator[None]:
     """Reduce a stack to its blocks from `layer` on; the first reads x instead of its input."""
     all_blocks = stack.blocks
     stack.blocks = all_blocks[layer:]

@@ -27,7 +27,7 @@ from qkv.generation.generate import without_dropout
 from qkv.models.heads import pooled
 from qkv.models.model import Model, backbone_of
 from qkv.models.sites import input_stack
-from qkv.nn.hooks import capture
+from qkv.nn.hooks import capture, hook_points_of
 
 ActivationStorage = Literal["disk", "memory", "recompute"]
 ActivationDtype = Literal["float32", "float16"]
@@ -112,6 +112,9 @@ def layers_of(model: Model) -> dict[str, str]:
     embedding = "embedding" if own_embedding is None else "source_embedding"
     *prefix, _ = name.split(".")  # of a task model's backbone
     points = {"embedding": ".".join([*prefix, embedding, "output"])}
+    if hook_points_of(getattr(backbone_of(model), embedding)) is None:  # a user's own
+        points["embedding"] = f"{name}.blocks.0.before"
+
     for number in range(len(stack.blocks)):
         points[str(number)] = f"{name}.blocks.{number}.after"
 

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from qkv.models.model import Model, backbone_of, uncompiled
+from qkv.models.variants.own_gpt import OwnGPT
 from qkv.nn.embedding import Embedding
 from qkv.nn.linear.int8 import Int8Embedding, Int8Matrix
 from qkv.nn.linear.linear import Linear
@@ -60,6 +61,10 @@ def check_quantizable(model: Model) -> None:
     if not backbone_of(model).stacks:
         raise TypeError(
             "model: expected a Transformer, GPT or BERT, whose matrices int8 supports, not an RNN"
+        )
+    if isinstance(backbone_of(model), OwnGPT):
+        raise TypeError(
+            "model: int8 supports the package's own layers, and this is a GPT of your own"
         )
     if any(isinstance(module, Int8Matrix) for module in model.modules()):
         raise ValueError("model: it is int8 already")

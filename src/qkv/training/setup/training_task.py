@@ -23,7 +23,7 @@ from qkv.data.sources.named import NAMED_SOURCES
 from qkv.data.sources.source import Source, open_pairs, open_texts
 from qkv.data.tokens.prepare import prepare_pairs, prepare_texts
 from qkv.data.tokens.token_arrays import Pairs, Tokens
-from qkv.models.configs import RNNLMConfig
+from qkv.models.configs import OwnGPTConfig, RNNLMConfig
 from qkv.models.model import Model
 from qkv.models.registry import Config, build
 from qkv.text import Kind, Tokenizer, train
@@ -192,7 +192,7 @@ def text_notes(model: Model, data: DataConfig, training: TrainingData, tokens: i
 
 def streams(model: Model, tokens: Tokens, batch_tokens: int, seed: int) -> StreamedData:
     """Training data whose rows go on from step to step, one segment of the context at a time."""
-    if model.predicts != "next" or model.uses_kv_cache:
+    if model.predicts != "next" or not model.reads_on:
         raise ValueError(
             "carry_memory: expected a model that remembers: a gpt with --position relative "
             "--memory, or an rnn-lm"
@@ -211,6 +211,9 @@ def row_length(config: Any, data: DataConfig) -> int:
             "across_documents: a recurrent model, or one with memory, reads on from text to text; "
             "leave it True"
         )
+
+    if isinstance(config, OwnGPTConfig) and not data.across_documents:
+        raise ValueError("across_documents: your own GPT reads a row as one text; leave it True")
 
     return config.context * (1 + -(-memory // config.context))
 

@@ -15,6 +15,7 @@ from torch import nn
 from qkv.insight.render.diagrams.diagram import Box, Diagram, Kind, Point
 from qkv.insight.render.figures.figure_style import PALE
 from qkv.models.model import Model, backbone_of
+from qkv.models.variants.own_gpt import OwnGPT
 
 WIDE = 2.5  # a box
 HIGH = 0.42
@@ -133,6 +134,8 @@ def amount(*modules: nn.Module | None) -> str:
 def columns_of(model: Model) -> list[PartColumn]:
     """The columns of a model, the encoder's first."""
     backbone: Any = backbone_of(model)
+    if isinstance(backbone, OwnGPT):
+        raise ValueError("model: a diagram shows the package's parts, and this is your own GPT")
     if not model.stacks:
         return recurrent_columns(backbone)
     if not model.has_source:
