@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from qkv.learn.course import Exercise
-from qkv.learn.expectations import Example
+from qkv.learn.expectations import FailingExample
 from qkv.learn.run_checks import CheckResult, Report
 from qkv.text.printable import in_one_line, printable, shortened
 
@@ -159,7 +159,7 @@ def wrapped(text: str, width: int, style: str = "") -> list[Text]:
 # Tables
 
 
-def draw_examples(examples: Sequence[Example], width: int, room: int) -> list[Text]:
+def draw_examples(examples: Sequence[FailingExample], width: int, room: int) -> list[Text]:
     """Tables, side by side where they fit; if there is no room for all, the last ones."""
     for first in range(len(examples)):
         lines = side_by_side([draw_table(one) for one in examples[first:]], width)
@@ -169,7 +169,7 @@ def draw_examples(examples: Sequence[Example], width: int, room: int) -> list[Te
     return []
 
 
-def draw_table(example: Example) -> list[Text]:
+def draw_table(example: FailingExample) -> list[Text]:
     """A table as lines of equal width: its title, its header, its rows."""
     rows = [*([example.header] if example.header else []), *example.rows]
     widths: list[int] = []

@@ -1,7 +1,7 @@
 """What checks say of a student's code: equalities and properties, with the mistake named.
 
 A check is a function with the decorator `check`, which names the part it is about and what must
-hold. It gets the student's module and a `Draw` of random inputs, small ones first, so that the
+hold. It gets the student's module and a `InputDraw` of random inputs, small ones first, so that the
 first failure is the smallest example.
 """
 
@@ -34,13 +34,10 @@ class FailingExample:
     header: tuple[str, ...] = ()
 
 
-Example = FailingExample
-
-
 class Failed(Exception):
     """A check failed; the message says why in words of the subject."""
 
-    def __init__(self, message: str, *examples: Example) -> None:
+    def __init__(self, message: str, *examples: FailingExample) -> None:
         super().__init__(message)
         self.message = message
         self.examples = examples
@@ -88,7 +85,6 @@ class InputDraw:
         return torch.randperm(length, generator=self.generator)
 
 
-Draw = InputDraw
 Mistakes = Mapping[str, Tensor | Callable[[], Tensor]]
 """What the student is told if the result equals that of a known mistake."""
 
@@ -204,17 +200,17 @@ def is_close(found: Tensor, expected: Tensor, tolerance: float) -> bool:
 # Tables
 
 
-def table(title: str, values: Tensor, names: Sequence[str] = ()) -> Example:
+def table(title: str, values: Tensor, names: Sequence[str] = ()) -> FailingExample:
     """A small tensor as a table; of a large one the beginning."""
     rows = []
     for number, row in enumerate(matrix(values)):
         name = names[number] if names else str(number)
         rows.append((name, *(number_text(value) for value in row)))
 
-    return Example(f"{title} {tuple(values.shape)}", tuple(rows))
+    return FailingExample(f"{title} {tuple(values.shape)}", tuple(rows))
 
 
-def compare(what: str, found: Tensor, expected: Tensor, tolerance: float) -> Example:
+def compare(what: str, found: Tensor, expected: Tensor, tolerance: float) -> FailingExample:
     """Both tensors in one table; cells that differ show both numbers.
 
     Of more than two dimensions, the first matrix that differs is shown.
@@ -240,7 +236,7 @@ def compare(what: str, found: Tensor, expected: Tensor, tolerance: float) -> Exa
 
         rows.append(tuple(cells))
 
-    return Example(title, tuple(rows))
+    return FailingExample(title, tuple(rows))
 
 
 def matrix(values: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from qkv.learn.expectations import Example, Failed, table
+from qkv.learn.expectations import Failed, FailingExample, table
 
 
 def expect_number(
@@ -27,7 +27,7 @@ def expect_number(
 
     rows = (("yours", f"{value:.6g}"), ("expected", f"{expected:.6g}"))
     examples = [table(name, given) for name, given in (inputs or {}).items()]
-    examples.append(Example(what, rows))
+    examples.append(FailingExample(what, rows))
     for message, wrong in (mistakes or {}).items():
         told_apart = not math.isclose(wrong, expected, rel_tol=tolerance, abs_tol=tolerance)
         if told_apart and math.isclose(value, wrong, rel_tol=tolerance, abs_tol=tolerance):
@@ -53,7 +53,7 @@ def expect_ids(
     expected: Sequence[int],
     what: str,
     mistakes: Mapping[str, Sequence[int]] | None = None,
-    *examples: Example,
+    *examples: FailingExample,
 ) -> None:
     """Fail unless a result is the expected list of token ids; a known mistake is named."""
     if found is None:
@@ -71,9 +71,11 @@ def expect_ids(
     rows = (("yours", *map(str, found)), ("expected", *map(str, expected)))
     for message, wrong in (mistakes or {}).items():
         if found == list(wrong):
-            raise Failed(message, *examples, Example(what, rows))
+            raise Failed(message, *examples, FailingExample(what, rows))
 
-    raise Failed(f"{what}: the tokens are not the expected ones", *examples, Example(what, rows))
+    raise Failed(
+        f"{what}: the tokens are not the expected ones", *examples, FailingExample(what, rows)
+    )
 
 
 def expect_results(found: Any, names: Sequence[str], what: str = "") -> Any:

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import torch
 
 from qkv.learn.course import Exercise, course
-from qkv.learn.expectations import SIZES, CheckTitle, Draw, Example, Failed
+from qkv.learn.expectations import SIZES, CheckTitle, Failed, FailingExample, InputDraw
 
 State = Literal["passed", "failed", "open"]
 """Open: the hole is still there."""
@@ -34,7 +34,7 @@ class CheckResult:
     title: str
     state: State
     message: str = ""
-    examples: tuple[Example, ...] = ()
+    examples: tuple[FailingExample, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ def run_check(function: Callable[..., None], mine: ModuleType, path: Path) -> Ch
     for size in SIZES:
         torch.manual_seed(size)
         try:
-            function(mine, Draw(size, seed=0))
+            function(mine, InputDraw(size, seed=0))
         except Failed as failed:
             return CheckResult(*title, "failed", failed.message[:LONGEST], failed.examples)
         except NotImplementedError as error:

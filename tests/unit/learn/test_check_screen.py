@@ -12,15 +12,15 @@ from rich.console import Console
 
 from qkv.learn.check_screen import draw_examples, report_lines
 from qkv.learn.course import find_exercise
-from qkv.learn.expectations import Example
+from qkv.learn.expectations import FailingExample
 from qkv.learn.run_checks import CheckResult, Report
 from qkv.learn.student_folder import start_course
 from qkv.learn.student_session import StudentSession
 from qkv.learn.watch_course import show_screen
 
 LOOKUP = find_exercise("lookup")
-LARGE = Example("values (8, 8)", tuple((str(row), *["0.123"] * 8) for row in range(8)))
-DIFFERS = Example("softmax (2,)", (("0", "0.5, not 0.25", "1"),))
+LARGE = FailingExample("values (8, 8)", tuple((str(row), *["0.123"] * 8) for row in range(8)))
+DIFFERS = FailingExample("softmax (2,)", (("0", "0.5, not 0.25", "1"),))
 FAILED = CheckResult(
     "softmax", "All values", "failed", "exp(<q, k_i>) is missing", (LARGE, DIFFERS)
 )
@@ -86,7 +86,7 @@ def test_an_error_is_shown_without_checks() -> None:
 
 def test_hostile_texts_do_not_reach_the_terminal() -> None:
     evil = "\x1b[2J\x1b]0;title\x07 [bold]x[/]\r\n"
-    example = Example(evil, ((evil, evil),))
+    example = FailingExample(evil, ((evil, evil),))
     report = Report("lookup", (replace(FAILED, message=evil, examples=(example,)),), printed=evil)
     console = Console(file=io.StringIO(), width=80, force_terminal=True, color_system=None)
     for line in report_lines(LOOKUP, report):
@@ -99,7 +99,7 @@ def test_hostile_texts_do_not_reach_the_terminal() -> None:
 
 
 def test_tables_are_side_by_side_where_they_fit() -> None:
-    small = Example("a (1,)", (("0", "1.5"),))
+    small = FailingExample("a (1,)", (("0", "1.5"),))
     lines = [line.plain for line in draw_examples((small, small), 60, 10)]
     assert len(lines) == 2
     assert lines[0].count("a (1,)") == 2

@@ -6,14 +6,14 @@ import json
 from xml.etree import ElementTree
 
 from qkv.learn.course import find_exercise
-from qkv.learn.expectations import Example
+from qkv.learn.expectations import FailingExample
 from qkv.learn.grader_files import as_json, as_junit
 from qkv.learn.run_checks import CheckResult, Report, checks_of
 
 EVIL = "\x00\x1b]]> <b a='\"'>&amp; \ud800 \uffff ä"
 RESULTS = (
     CheckResult("exact", "The value", "passed"),
-    CheckResult("top", "The mean", "failed", EVIL, (Example(EVIL, ((EVIL, "1"),)),)),
+    CheckResult("top", "The mean", "failed", EVIL, (FailingExample(EVIL, ((EVIL, "1"),)),)),
     CheckResult("learns", "Which", "open", "not written yet"),
 )
 REPORT = Report("lookup", RESULTS, printed=EVIL)

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from qkv.learn.course import Exercise
-from qkv.learn.expectations import Example
+from qkv.learn.expectations import FailingExample
 from qkv.learn.run_checks import CheckResult, Report
 from qkv.learn.sandbox.check_child import SLOW, CheckJob
 from qkv.learn.sandbox.check_limits import OUT_OF_MEMORY, CheckLimits
@@ -199,7 +199,7 @@ def read_result(table: dict[str, Any]) -> CheckResult:
     examples = []
     for example in table["examples"]:
         rows = tuple(tuple(row) for row in example["rows"])
-        examples.append(Example(example["title"], rows, tuple(example["header"])))
+        examples.append(FailingExample(example["title"], rows, tuple(example["header"])))
 
     return CheckResult(
         table["part"], table["title"], table["state"], table["message"], tuple(examples)

@@ -14,8 +14,8 @@ from qkv.data.batches.masked import SHOWN_AS_MASK, SHOWN_AS_RANDOM
 from qkv.learn.exercises.beyond.twin_models import expect_integers, randomise
 from qkv.learn.exercises.language_model.matching_gpt import matching_gpt
 from qkv.learn.expectations import (
-    Draw,
     Failed,
+    InputDraw,
     check,
     expect_equal,
     expect_gradients,
@@ -30,7 +30,7 @@ SPECIAL = torch.tensor([0, 1, 2, MASK])
 """Padding, start, end and mask."""
 
 
-def draw_ids(draw: Draw, length: int) -> Tensor:
+def draw_ids(draw: InputDraw, length: int) -> Tensor:
     """Two rows: start, tokens, end, padding; ids from 4 on are tokens of a text."""
     ids = draw.integers(20, 2, length, low=4)
     ids[:, 0] = 1
@@ -40,7 +40,7 @@ def draw_ids(draw: Draw, length: int) -> Tensor:
     return ids
 
 
-def draw_uniform(draw: Draw, *shape: int) -> Tensor:
+def draw_uniform(draw: InputDraw, *shape: int) -> Tensor:
     """Numbers between 0 and 1 that are not close to a border of the rules."""
     steps = torch.tensor([0.02, 0.07, 0.12, 0.3, 0.5, 0.7, 0.78, 0.82, 0.88, 0.92, 0.98])
     count = int(torch.tensor(shape).prod())
@@ -49,7 +49,7 @@ def draw_uniform(draw: Draw, *shape: int) -> Tensor:
 
 
 @check("choose", "Tokens whose number is below the rate, never special ones")
-def chosen_tokens(mine: ModuleType, draw: Draw) -> None:
+def chosen_tokens(mine: ModuleType, draw: InputDraw) -> None:
     ids = draw_ids(draw, 4 + draw.size)
     uniform = draw_uniform(draw, *ids.shape)
     uniform[:, 1] = torch.tensor([0.05, 0.95])
@@ -90,7 +90,7 @@ def chosen_tokens(mine: ModuleType, draw: Draw) -> None:
 
 
 @check("choose", "The special tokens are those that are given")
-def other_special_tokens(mine: ModuleType, draw: Draw) -> None:
+def other_special_tokens(mine: ModuleType, draw: InputDraw) -> None:
     special = torch.tensor([7, 11])
     ids = torch.tensor([[7, 1, 2, 3, 0, 11]])
     found = mine.choose(ids, special, torch.zeros(1, 6))
@@ -104,7 +104,7 @@ def other_special_tokens(mine: ModuleType, draw: Draw) -> None:
 
 
 @check("corrupt", "80% [mask], 10% a random token, 10% unchanged")
-def rule_of_three(mine: ModuleType, draw: Draw) -> None:
+def rule_of_three(mine: ModuleType, draw: InputDraw) -> None:
     T = 4 + 4 * draw.size
     ids = draw_ids(draw, T)
     chosen = draw.integers(4, 2, T) > 0
@@ -164,7 +164,7 @@ def shown_ids(
 
 
 @check("labels", "The id of each chosen token, IGNORE elsewhere")
-def labels_of_chosen(mine: ModuleType, draw: Draw) -> None:
+def labels_of_chosen(mine: ModuleType, draw: InputDraw) -> None:
     T = 4 + draw.size
     ids = draw_ids(draw, T)
     chosen = draw.integers(2, 2, T) > 0
@@ -199,7 +199,7 @@ def labels_of_chosen(mine: ModuleType, draw: Draw) -> None:
 
 
 @check("masked_loss", "The mean over the chosen positions")
-def loss_of_chosen(mine: ModuleType, draw: Draw) -> None:
+def loss_of_chosen(mine: ModuleType, draw: InputDraw) -> None:
     T = 2 + draw.size
     V = 3 + draw.size
     logits = draw.normal(2, T, V)
@@ -239,7 +239,7 @@ def loss_of_chosen(mine: ModuleType, draw: Draw) -> None:
 
 
 @check("masked_loss", "0 if no position was chosen")
-def nothing_chosen(mine: ModuleType, draw: Draw) -> None:
+def nothing_chosen(mine: ModuleType, draw: InputDraw) -> None:
     logits = draw.normal(1, 2, 3)
     found = mine.masked_loss(logits, torch.full((1, 2), IGNORE))
     expect_shape(found, (), "masked_loss")
@@ -266,7 +266,7 @@ def expect_bool(found: Any, ids: Tensor, what: str) -> None:
 
 
 @check("bidirectional_mask", "All tokens on both sides, no padding")
-def tokens_on_both_sides(mine: ModuleType, draw: Draw) -> None:
+def tokens_on_both_sides(mine: ModuleType, draw: InputDraw) -> None:
     T = draw.size + 3
     ids = draw_ids(draw, T)
     for padding in (0, 2):
@@ -297,7 +297,7 @@ def tokens_on_both_sides(mine: ModuleType, draw: Draw) -> None:
         )
 
 
-def new_bert(mine: ModuleType, draw: Draw) -> Any:
+def new_bert(mine: ModuleType, draw: InputDraw) -> Any:
     """A small BERT with random weights."""
     model = mine.BERT(20, draw.size + 4, 4 * draw.size, 1 + draw.size // 3, 2)
     randomise(model, draw)
@@ -306,7 +306,7 @@ def new_bert(mine: ModuleType, draw: Draw) -> Any:
 
 @check("BERT", "Every position sees the tokens on both sides, and no padding")
 @torch.no_grad()
-def sees_both_sides(mine: ModuleType, draw: Draw) -> None:
+def sees_both_sides(mine: ModuleType, draw: InputDraw) -> None:
     model = new_bert(mine, draw)
     ids = draw_ids(draw, draw.size + 3)[1:]  # the row with padding
     end = ids.shape[1] - 2
@@ -337,7 +337,7 @@ def sees_both_sides(mine: ModuleType, draw: Draw) -> None:
 
 @check("BERT", "The vectors of a GPT whose blocks see both sides")
 @torch.no_grad()
-def equals_stack(mine: ModuleType, draw: Draw) -> None:
+def equals_stack(mine: ModuleType, draw: InputDraw) -> None:
     model = new_bert(mine, draw)
     ids = draw_ids(draw, draw.size + 3)
     twin = matching_gpt(model)
@@ -364,7 +364,7 @@ def equals_stack(mine: ModuleType, draw: Draw) -> None:
 
 
 @check("BERT", "Every parameter gets a gradient")
-def bert_gradients(mine: ModuleType, draw: Draw) -> None:
+def bert_gradients(mine: ModuleType, draw: InputDraw) -> None:
     model = new_bert(mine, draw)
     model(draw_ids(draw, draw.size + 3)).square().sum().backward()
     for name, parameter in model.named_parameters():

@@ -16,14 +16,14 @@ from qkv.learn.exercises.beyond.twin_models import (
     library_decoder_block,
     randomise,
 )
-from qkv.learn.expectations import Draw, Failed, check, expect_equal, expect_gradients, table
+from qkv.learn.expectations import Failed, InputDraw, check, expect_equal, expect_gradients, table
 from qkv.nn.attention import Causal, Padding
 from qkv.nn.cache.decoder import DecoderState, EncodedSource
 from qkv.nn.cache.interface import NO_STATE
 
 
 @check("CrossAttention", "One output for each position of the decoder")
-def output_shape(mine: ModuleType, draw: Draw) -> None:
+def output_shape(mine: ModuleType, draw: InputDraw) -> None:
     width = 2 * draw.size
     attention = mine.CrossAttention(width, 2)
     x = draw.normal(2, 3, width)
@@ -39,7 +39,7 @@ def output_shape(mine: ModuleType, draw: Draw) -> None:
 
 
 @check("CrossAttention", "Queries from the decoder, keys and values from the source")
-def equals_attention(mine: ModuleType, draw: Draw) -> None:
+def equals_attention(mine: ModuleType, draw: InputDraw) -> None:
     width = 2 * draw.size
     attention = mine.CrossAttention(width, 2)
     randomise(attention, draw)
@@ -97,7 +97,7 @@ def equals_attention(mine: ModuleType, draw: Draw) -> None:
 
 
 @check("CrossAttention", "It has a gradient for the decoder and for the source")
-def cross_gradients(mine: ModuleType, draw: Draw) -> None:
+def cross_gradients(mine: ModuleType, draw: InputDraw) -> None:
     width = 2 * draw.size
     attention = mine.CrossAttention(width, 2)
     randomise(attention, draw)
@@ -112,7 +112,7 @@ def cross_gradients(mine: ModuleType, draw: Draw) -> None:
 
 
 @check("CrossAttention", "Padding of the source is not seen")
-def source_padding(mine: ModuleType, draw: Draw) -> None:
+def source_padding(mine: ModuleType, draw: InputDraw) -> None:
     width = 2 * draw.size
     attention = mine.CrossAttention(width, 2)
     randomise(attention, draw)
@@ -136,7 +136,7 @@ def source_padding(mine: ModuleType, draw: Draw) -> None:
         )
 
 
-def new_block(mine: ModuleType, draw: Draw) -> tuple[Any, Tensor, Tensor, Tensor]:
+def new_block(mine: ModuleType, draw: InputDraw) -> tuple[Any, Tensor, Tensor, Tensor]:
     """A student's block with random weights; x (3, T, E), source (3, S, E), lengths (3,)."""
     width = 2 * draw.size + 2  # a norm of two numbers is always -1 and 1
     block = mine.DecoderBlock(width, 2)
@@ -146,7 +146,7 @@ def new_block(mine: ModuleType, draw: Draw) -> tuple[Any, Tensor, Tensor, Tensor
 
 
 @check("DecoderBlock", "Self-attention is causal")
-def causal_target(mine: ModuleType, draw: Draw) -> None:
+def causal_target(mine: ModuleType, draw: InputDraw) -> None:
     block, x, source, lengths = new_block(mine, draw)
     last = draw.size
     seen = changed_positions(lambda values: block(values, source, lengths), x, last)
@@ -159,7 +159,7 @@ def causal_target(mine: ModuleType, draw: Draw) -> None:
 
 
 @check("DecoderBlock", "Every position sees all tokens of the source, and no padding")
-def visible_source(mine: ModuleType, draw: Draw) -> None:
+def visible_source(mine: ModuleType, draw: InputDraw) -> None:
     block, x, source, _ = new_block(mine, draw)
     S = source.shape[1]
     lengths = torch.full((3,), S - 1)
@@ -179,7 +179,7 @@ def visible_source(mine: ModuleType, draw: Draw) -> None:
 
 
 @check("DecoderBlock", "Three times x + sublayer(norm(x))")
-def equals_block(mine: ModuleType, draw: Draw) -> None:
+def equals_block(mine: ModuleType, draw: InputDraw) -> None:
     block, x, source, lengths = new_block(mine, draw)
     right = library_decoder_block(block, heads=2)
     padding = torch.arange(source.shape[1]) < lengths.unsqueeze(1)

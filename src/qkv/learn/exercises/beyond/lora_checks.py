@@ -11,7 +11,14 @@ from torch import Tensor, nn
 
 from qkv.learn.exercises.beyond.twin_models import randomise
 from qkv.learn.exercises.language_model.matching_gpt import matching_gpt
-from qkv.learn.expectations import Draw, Failed, check, expect_equal, expect_gradients, expect_shape
+from qkv.learn.expectations import (
+    Failed,
+    InputDraw,
+    check,
+    expect_equal,
+    expect_gradients,
+    expect_shape,
+)
 from qkv.learn.result_kinds import expect_number, expect_results
 from qkv.models import GPT
 from qkv.nn import lora
@@ -20,7 +27,7 @@ from qkv.nn.stack_config import AdapterConfig
 
 
 @check("lora_size", "The numbers of A and B")
-def size_of_both(mine: ModuleType, draw: Draw) -> None:
+def size_of_both(mine: ModuleType, draw: InputDraw) -> None:
     E = 10 * draw.size
     N = 10 * draw.size + 7
     rank = draw.size + 1
@@ -42,7 +49,7 @@ def size_of_both(mine: ModuleType, draw: Draw) -> None:
 
 
 @check("start_matrices", "B is 0, A is random and small")
-def before_training(mine: ModuleType, draw: Draw) -> None:
+def before_training(mine: ModuleType, draw: InputDraw) -> None:
     E = 100 * draw.size
     N = 3
     rank = draw.size + 1
@@ -88,7 +95,7 @@ def before_training(mine: ModuleType, draw: Draw) -> None:
         )
 
 
-def new_layer(mine: ModuleType, draw: Draw, *, bias: bool = True) -> Any:
+def new_layer(mine: ModuleType, draw: InputDraw, *, bias: bool = True) -> Any:
     """A student's LoRALinear with random weights; E and N differ, and alpha / r is not 1."""
     linear = nn.Linear(draw.size + 1, draw.size + 2, bias=bias)
     layer = mine.LoRALinear(linear, rank=draw.size, alpha=3.0 * draw.size + 2)
@@ -111,7 +118,7 @@ def library_layer(layer: Any) -> Linear:
 
 
 @check("LoRALinear", "W x + b + alpha / r * B A x")
-def adapted_output(mine: ModuleType, draw: Draw) -> None:
+def adapted_output(mine: ModuleType, draw: InputDraw) -> None:
     for bias in (True, False):
         layer = new_layer(mine, draw, bias=bias)
         x = draw.normal(2, 3, draw.size + 1)
@@ -146,7 +153,7 @@ def adapted_output(mine: ModuleType, draw: Draw) -> None:
 
 
 @check("LoRALinear", "x, A and B get gradients; W and b are frozen")
-def adapter_gradients(mine: ModuleType, draw: Draw) -> None:
+def adapter_gradients(mine: ModuleType, draw: InputDraw) -> None:
     layer = new_layer(mine, draw)
     x = draw.normal(2, draw.size + 1)
     layer(x).square().sum().backward()
@@ -173,7 +180,7 @@ def adapter_gradients(mine: ModuleType, draw: Draw) -> None:
 
 
 @check("merge", "One matrix: W + alpha / r * B A")
-def merged_matrix(mine: ModuleType, draw: Draw) -> None:
+def merged_matrix(mine: ModuleType, draw: InputDraw) -> None:
     layer = new_layer(mine, draw)
     before = deepcopy(layer.state_dict())
     new = mine.merge(layer)
@@ -209,7 +216,7 @@ def merged_matrix(mine: ModuleType, draw: Draw) -> None:
 
 
 @check("merge", "The merged layer computes the same, with and without a bias")
-def merged_output(mine: ModuleType, draw: Draw) -> None:
+def merged_output(mine: ModuleType, draw: InputDraw) -> None:
     x = draw.normal(2, draw.size + 1)
     for bias in (True, False):
         layer = new_layer(mine, draw, bias=bias)
@@ -242,7 +249,7 @@ def expect_linear(found: Any) -> None:
 # A whole model
 
 
-def new_gpt(mine: ModuleType, draw: Draw) -> tuple[Any, Tensor, GPT]:
+def new_gpt(mine: ModuleType, draw: InputDraw) -> tuple[Any, Tensor, GPT]:
     """A student's GPT, ids, and the library's GPT with the same weights."""
     model = mine.GPT(7, 6, 4, 1 + draw.size // 2, 2)
     randomise(model, draw)
@@ -270,7 +277,7 @@ def expect_adapters(mine: ModuleType, model: Any) -> None:
 
 
 @check("adapt", "Every query and every value has its own adapter")
-def adapters_everywhere(mine: ModuleType, draw: Draw) -> None:
+def adapters_everywhere(mine: ModuleType, draw: InputDraw) -> None:
     model, _, _ = new_gpt(mine, draw)
     mine.adapt(model, 2, 4.0)
     expect_adapters(mine, model)
@@ -289,7 +296,7 @@ def adapters_everywhere(mine: ModuleType, draw: Draw) -> None:
 
 
 @check("adapt", "Only A and B are trained")
-def frozen_base(mine: ModuleType, draw: Draw) -> None:
+def frozen_base(mine: ModuleType, draw: InputDraw) -> None:
     model, _, _ = new_gpt(mine, draw)
     mine.adapt(model, 2, 4.0)
     for name, parameter in model.named_parameters():
@@ -304,7 +311,7 @@ def frozen_base(mine: ModuleType, draw: Draw) -> None:
 
 
 @check("adapt", "At first nothing changes; then the model equals the library's with adapters")
-def adapted_model(mine: ModuleType, draw: Draw) -> None:
+def adapted_model(mine: ModuleType, draw: InputDraw) -> None:
     model, ids, twin = new_gpt(mine, draw)
     mine.adapt(model, 2, 5.0)
     expect_adapters(mine, model)
@@ -339,7 +346,7 @@ def adapted_model(mine: ModuleType, draw: Draw) -> None:
 
 
 @check("adapt", "Training changes A and B, and nothing else")
-def training_steps(mine: ModuleType, draw: Draw) -> None:
+def training_steps(mine: ModuleType, draw: InputDraw) -> None:
     model = mine.GPT(7, 6, 4, 1 + draw.size // 2, 2)
     ids = draw.integers(7, 2, 6)
     mine.adapt(model, 2, 4.0)
@@ -362,7 +369,7 @@ def training_steps(mine: ModuleType, draw: Draw) -> None:
 
 
 @check("trained", "How many numbers are trained, and how many there are")
-def trained_numbers(mine: ModuleType, draw: Draw) -> None:
+def trained_numbers(mine: ModuleType, draw: InputDraw) -> None:
     model = nn.Sequential(nn.Linear(draw.size, 4), nn.Linear(4, 2, bias=False), nn.Linear(2, 3))
     model[draw.size % 2].requires_grad_(False)
     sizes = [one.numel() for one in model.parameters()]

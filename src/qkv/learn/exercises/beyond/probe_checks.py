@@ -17,11 +17,11 @@ from qkv.learn.exercises.beyond.probe_references import (
 )
 from qkv.learn.exercises.beyond.twin_models import randomise
 from qkv.learn.exercises.language_model.matching_gpt import matching_gpt
-from qkv.learn.expectations import Draw, Failed, check, expect_equal, expect_shape, table
+from qkv.learn.expectations import Failed, InputDraw, check, expect_equal, expect_shape, table
 from qkv.learn.result_kinds import expect_number, expect_results
 
 
-def new_gpt(mine: ModuleType, draw: Draw) -> tuple[Any, Tensor]:
+def new_gpt(mine: ModuleType, draw: InputDraw) -> tuple[Any, Tensor]:
     """A student's GPT with random weights, and ids (2, T)."""
     T = draw.size + 2
     model = mine.GPT(7, T, 6, 1 + draw.size // 2, 2 + draw.size % 2)
@@ -30,7 +30,7 @@ def new_gpt(mine: ModuleType, draw: Draw) -> tuple[Any, Tensor]:
 
 
 @check("frozen_vectors", "The hidden vectors of all tokens, without a gradient")
-def vectors_of_model(mine: ModuleType, draw: Draw) -> None:
+def vectors_of_model(mine: ModuleType, draw: InputDraw) -> None:
     model, ids = new_gpt(mine, draw)
     found = mine.frozen_vectors(model, ids)
     with torch.no_grad():
@@ -63,7 +63,7 @@ def vectors_of_model(mine: ModuleType, draw: Draw) -> None:
 
 
 @check("split", "Training and test have no example in common")
-def held_out(mine: ModuleType, draw: Draw) -> None:
+def held_out(mine: ModuleType, draw: InputDraw) -> None:
     N = draw.size + 3
     held = 1 + draw.size // 2
     x = draw.normal(N, 2)
@@ -114,7 +114,7 @@ def held_out(mine: ModuleType, draw: Draw) -> None:
 # A linear probe
 
 
-def draw_examples(draw: Draw) -> tuple[Tensor, Tensor, int]:
+def draw_examples(draw: InputDraw) -> tuple[Tensor, Tensor, int]:
     """Vectors (N, E), labels (N,) that depend on them, and the number of classes."""
     classes = 2 + draw.size // 2
     x = draw.normal(6 * draw.size, draw.size + 1)
@@ -124,7 +124,7 @@ def draw_examples(draw: Draw) -> tuple[Tensor, Tensor, int]:
 
 
 @check("fit_probe", "Gradient descent on the mean cross-entropy, from 0")
-def gradient_descent(mine: ModuleType, draw: Draw) -> None:
+def gradient_descent(mine: ModuleType, draw: InputDraw) -> None:
     x, y, classes = draw_examples(draw)
     for steps, rate in ((1, 0.5), (7, 0.3)):
         found = mine.fit_probe(x, y, classes, steps, rate)
@@ -151,7 +151,7 @@ def gradient_descent(mine: ModuleType, draw: Draw) -> None:
 
 
 @check("fit_probe", "The same result in every call, and x is not changed")
-def from_zero(mine: ModuleType, draw: Draw) -> None:
+def from_zero(mine: ModuleType, draw: InputDraw) -> None:
     x, y, classes = draw_examples(draw)
     before = x.clone()
     first = mine.fit_probe(x, y, classes, 3)
@@ -165,7 +165,7 @@ def from_zero(mine: ModuleType, draw: Draw) -> None:
 
 
 @check("accuracy", "The share of examples whose label has the largest logit")
-def share_of_hits(mine: ModuleType, draw: Draw) -> None:
+def share_of_hits(mine: ModuleType, draw: InputDraw) -> None:
     x, y, classes = draw_examples(draw)
     weight = draw.normal(classes, x.shape[1])
     bias = 2 * draw.normal(classes)
@@ -191,7 +191,7 @@ def share_of_hits(mine: ModuleType, draw: Draw) -> None:
 
 
 @check("majority", "The most frequent label of training, measured in the test")
-def most_frequent(mine: ModuleType, draw: Draw) -> None:
+def most_frequent(mine: ModuleType, draw: InputDraw) -> None:
     # In training 2 is the most frequent, in the test another label is.
     y = torch.tensor([2] * (draw.size + 2) + [0] * draw.size + [1])
     y = y[draw.permutation(len(y))]
@@ -214,7 +214,7 @@ def most_frequent(mine: ModuleType, draw: Draw) -> None:
 
 
 @check("probe", "Probe, majority and control, measured with examples that were held out")
-def probe_with_baselines(mine: ModuleType, draw: Draw) -> None:
+def probe_with_baselines(mine: ModuleType, draw: InputDraw) -> None:
     x, y, classes = draw_examples(draw)
     x, y = x.repeat(4, 1) + 0.8 * draw.normal(4 * len(x), x.shape[1]), y.repeat(4)
     held = len(x) // 3
@@ -270,7 +270,7 @@ def probe_with_baselines(mine: ModuleType, draw: Draw) -> None:
 
 
 @check("knock_out", "The numbers of one head are 0, all others stay")
-def zeros_of_head(mine: ModuleType, draw: Draw) -> None:
+def zeros_of_head(mine: ModuleType, draw: InputDraw) -> None:
     for heads in (2, 3):
         width = draw.size + 1
         x = draw.normal(2, 4, heads * width)
@@ -311,7 +311,7 @@ def zeros_of_head(mine: ModuleType, draw: Draw) -> None:
 
 
 @check("loss_change", "Afterwards the model is what it was")
-def model_is_restored(mine: ModuleType, draw: Draw) -> None:
+def model_is_restored(mine: ModuleType, draw: InputDraw) -> None:
     model, ids = new_gpt(mine, draw)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     with torch.no_grad():
@@ -329,7 +329,7 @@ def model_is_restored(mine: ModuleType, draw: Draw) -> None:
 
 
 @check("loss_change", "The loss without the head minus the loss with it")
-def change_of_loss(mine: ModuleType, draw: Draw) -> None:
+def change_of_loss(mine: ModuleType, draw: InputDraw) -> None:
     model, ids = new_gpt(mine, draw)
     twin = matching_gpt(model)
     batch = Batch(ids=ids[:, :-1], targets=ids[:, 1:])

@@ -15,18 +15,18 @@ from qkv.learn.exercises.beyond.decoder_references import (
     student_score,
 )
 from qkv.learn.exercises.beyond.twin_models import draw_lengths, expect_integers
-from qkv.learn.expectations import Draw, Failed, check, expect_equal, expect_gradients, table
+from qkv.learn.expectations import Failed, InputDraw, check, expect_equal, expect_gradients, table
 from qkv.learn.result_kinds import expect_results
 
 
-def draw_cell(draw: Draw) -> tuple[Tensor, Tensor, Tensor]:
+def draw_cell(draw: InputDraw) -> tuple[Tensor, Tensor, Tensor]:
     """The weights of an RNN: w_x (E, I), w_h (E, E), bias (E,), with I = E + 1."""
     E = draw.size + 1
     return draw.normal(E, E + 1), draw.normal(E, E), draw.normal(E)
 
 
 @check("rnn_step", "One step: tanh(W_x x + W_h h + b)")
-def one_step(mine: ModuleType, draw: Draw) -> None:
+def one_step(mine: ModuleType, draw: InputDraw) -> None:
     w_x, w_h, bias = draw_cell(draw)
     x = draw.normal(2, w_x.shape[1])
     state = draw.normal(2, len(bias))
@@ -60,7 +60,7 @@ def one_step(mine: ModuleType, draw: Draw) -> None:
 
 
 @check("encode", "The state after each token")
-def all_states(mine: ModuleType, draw: Draw) -> None:
+def all_states(mine: ModuleType, draw: InputDraw) -> None:
     w_x, w_h, bias = draw_cell(draw)
     source = draw.normal(2, draw.size + 2, w_x.shape[1])
     right = recurrent_states(source, w_x, w_h, bias)
@@ -86,7 +86,7 @@ def all_states(mine: ModuleType, draw: Draw) -> None:
 
 
 @check("encode", "It has a gradient for the source and the weights, through all steps")
-def gradient_through_time(mine: ModuleType, draw: Draw) -> None:
+def gradient_through_time(mine: ModuleType, draw: InputDraw) -> None:
     w_x, w_h, bias = draw_cell(draw)
     source = draw.normal(2, draw.size + 2, w_x.shape[1])
     expect_gradients(
@@ -98,7 +98,7 @@ def gradient_through_time(mine: ModuleType, draw: Draw) -> None:
 
 
 @check("bottleneck", "The state after the last token of each row")
-def last_state(mine: ModuleType, draw: Draw) -> None:
+def last_state(mine: ModuleType, draw: InputDraw) -> None:
     S = draw.size + 2
     states = draw.normal(3, S, 2)
     lengths = draw_lengths(draw, S)
@@ -125,7 +125,7 @@ def last_state(mine: ModuleType, draw: Draw) -> None:
 
 
 @check("bottleneck", "Padding changes nothing, for lengths that are all shorter than S")
-def shorter_rows(mine: ModuleType, draw: Draw) -> None:
+def shorter_rows(mine: ModuleType, draw: InputDraw) -> None:
     S = draw.size + 2
     states = draw.normal(2, S, 2)
     lengths = torch.tensor([S - 1, 1])
@@ -150,7 +150,7 @@ def shorter_rows(mine: ModuleType, draw: Draw) -> None:
 # Bahdanau's attention
 
 
-def draw_attention(draw: Draw) -> dict[str, Tensor]:
+def draw_attention(draw: InputDraw) -> dict[str, Tensor]:
     """State, states and the weights of the additive score; E = size + 1."""
     E = draw.size + 1
     return {
@@ -172,7 +172,7 @@ def call_bahdanau(mine: ModuleType, values: dict[str, Tensor], lengths: Tensor) 
 
 
 @check("bahdanau", "The weights: a softmax of the additive scores over the tokens of the source")
-def additive_weights(mine: ModuleType, draw: Draw) -> None:
+def additive_weights(mine: ModuleType, draw: InputDraw) -> None:
     values = draw_attention(draw)
     lengths = draw_lengths(draw, draw.size + 2)
     _, found = call_bahdanau(mine, values, lengths)
@@ -210,7 +210,7 @@ def additive_weights(mine: ModuleType, draw: Draw) -> None:
 
 
 @check("bahdanau", "The context: the states of the encoder, summed with the weights")
-def context_vector(mine: ModuleType, draw: Draw) -> None:
+def context_vector(mine: ModuleType, draw: InputDraw) -> None:
     values = draw_attention(draw)
     lengths = draw_lengths(draw, draw.size + 2)
     found, _ = call_bahdanau(mine, values, lengths)
@@ -237,7 +237,7 @@ def context_vector(mine: ModuleType, draw: Draw) -> None:
 
 
 @check("bahdanau", "It has a gradient for state, states and the weights of the score")
-def bahdanau_gradients(mine: ModuleType, draw: Draw) -> None:
+def bahdanau_gradients(mine: ModuleType, draw: InputDraw) -> None:
     values = draw_attention(draw)
     lengths = draw_lengths(draw, draw.size + 2)
 
@@ -256,7 +256,7 @@ def bahdanau_gradients(mine: ModuleType, draw: Draw) -> None:
 
 
 @check("teacher_forcing", "The target shifted right goes in, the target comes out")
-def shifted_target(mine: ModuleType, draw: Draw) -> None:
+def shifted_target(mine: ModuleType, draw: InputDraw) -> None:
     start = 1
     target = draw.integers(10, 2, draw.size + 1, low=2)
     before = target.clone()
@@ -303,7 +303,7 @@ def shifted_target(mine: ModuleType, draw: Draw) -> None:
 
 
 @check("target_loss", "The mean over all tokens, without padding")
-def loss_of_tokens(mine: ModuleType, draw: Draw) -> None:
+def loss_of_tokens(mine: ModuleType, draw: InputDraw) -> None:
     T = draw.size + 2
     V = draw.size + 3
     logits = draw.normal(3, T, V)

@@ -8,20 +8,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from qkv.learn.expectations import Draw, Failed
+from qkv.learn.expectations import Failed, InputDraw
 from qkv.nn.attention.multi_head import MultiHeadAttention
 from qkv.nn.block import Block
 from qkv.nn.stack_config import StackConfig
 
 
 @torch.no_grad()
-def randomise(module: nn.Module, draw: Draw) -> None:
+def randomise(module: nn.Module, draw: InputDraw) -> None:
     """Draw all parameters anew, so that no bias is 0 and no gain is 1."""
     for parameter in module.parameters():
         parameter.copy_(0.6 * draw.normal(*parameter.shape))
 
 
-def draw_lengths(draw: Draw, longest: int) -> Tensor:
+def draw_lengths(draw: InputDraw, longest: int) -> Tensor:
     """The lengths of three rows: 1, some number, and the longest."""
     middle = int(draw.integers(longest + 1, 1, low=1))
     return torch.tensor([1, middle, longest])

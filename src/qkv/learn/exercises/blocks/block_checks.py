@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from qkv.learn.expectations import (
-    Draw,
+    InputDraw,
     check,
     expect_equal,
     expect_gradients,
@@ -26,7 +26,7 @@ from qkv.nn.stack_config import StackConfig
 Layer = Callable[[Tensor], Tensor]
 
 
-def fill(module: nn.Module, draw: Draw) -> None:
+def fill(module: nn.Module, draw: InputDraw) -> None:
     """Draw all weights of a module; those of a norm are around 1."""
     with torch.no_grad():
         for name, weight in module.named_parameters():
@@ -76,7 +76,7 @@ def misnormed(norm: Any, x: Tensor) -> dict[str, Tensor]:
 
 
 @check("LayerNorm", "Each vector has mean 0 and variance 1, then is scaled and shifted")
-def layer_norm(mine: ModuleType, draw: Draw) -> None:
+def layer_norm(mine: ModuleType, draw: InputDraw) -> None:
     width = draw.size + 2
     norm = mine.LayerNorm(width)
     fill(norm, draw)
@@ -99,7 +99,7 @@ def layer_norm(mine: ModuleType, draw: Draw) -> None:
 
 
 @check("LayerNorm", "Any eps, also for a vector of equal numbers")
-def epsilon(mine: ModuleType, draw: Draw) -> None:
+def epsilon(mine: ModuleType, draw: InputDraw) -> None:
     norm = mine.LayerNorm(draw.size + 1, eps=0.1)
     x = 0.1 * draw.normal(3, draw.size + 1)
     x[0] = 2.0
@@ -117,7 +117,7 @@ def epsilon(mine: ModuleType, draw: Draw) -> None:
 
 
 @check("LayerNorm", "The gradients of x, weight and bias")
-def norm_gradients(mine: ModuleType, draw: Draw) -> None:
+def norm_gradients(mine: ModuleType, draw: InputDraw) -> None:
     width = draw.size + 1
     norm = mine.LayerNorm(width)
     right = LayerNorm(width)
@@ -137,7 +137,7 @@ def norm_gradients(mine: ModuleType, draw: Draw) -> None:
 
 
 @check("FeedForward", "GELU between two linear layers")
-def feed_forward(mine: ModuleType, draw: Draw) -> None:
+def feed_forward(mine: ModuleType, draw: InputDraw) -> None:
     width, hidden = draw.size + 1, 3 * draw.size + 2
     layer = mine.FeedForward(width, hidden)
     fill(layer, draw)
@@ -179,7 +179,7 @@ def feed_forward(mine: ModuleType, draw: Draw) -> None:
     expect_gradients(of_student, of_library, {"x": x, **parameters}, "FeedForward")
 
 
-def draw_block(mine: ModuleType, draw: Draw) -> tuple[Any, Tensor, Tensor]:
+def draw_block(mine: ModuleType, draw: InputDraw) -> tuple[Any, Tensor, Tensor]:
     """The student's block with drawn weights, an input and a causal mask."""
     heads = min(draw.size, 3)
     width = heads * (4 + draw.size % 2)
@@ -274,7 +274,7 @@ def misbuilt(block: Block, x: Tensor, mask: Tensor | None) -> dict[str, Tensor]:
 
 
 @check("Block", "x + Attention(LayerNorm(x)), then x + FFN(LayerNorm(x))")
-def pre_norm(mine: ModuleType, draw: Draw) -> None:
+def pre_norm(mine: ModuleType, draw: InputDraw) -> None:
     block, x, _ = draw_block(mine, draw)
     with expect_untouched("Block", x=x):
         found = block(x)
@@ -292,7 +292,7 @@ def pre_norm(mine: ModuleType, draw: Draw) -> None:
 
 
 @check("Block", "The mask reaches the attention")
-def mask_passed(mine: ModuleType, draw: Draw) -> None:
+def mask_passed(mine: ModuleType, draw: InputDraw) -> None:
     block, x, mask = draw_block(mine, draw)
     right = library(block)
     expect_equal(
@@ -310,7 +310,7 @@ def mask_passed(mine: ModuleType, draw: Draw) -> None:
 
 
 @check("Block", "The gradients of x and of all weights")
-def block_gradients(mine: ModuleType, draw: Draw) -> None:
+def block_gradients(mine: ModuleType, draw: InputDraw) -> None:
     block, x, mask = draw_block(mine, draw)
     right = library(block)
     parameters = {name: value.detach() for name, value in block.named_parameters()}

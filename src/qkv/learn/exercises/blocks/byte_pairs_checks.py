@@ -17,7 +17,7 @@ from qkv.learn.exercises.blocks.byte_pair_reference import (
     pieces,
     replace,
 )
-from qkv.learn.expectations import Draw, Example, Failed, check
+from qkv.learn.expectations import Failed, FailingExample, InputDraw, check
 
 MOST_SHOWN = 16
 """Tokens of a list that are drawn."""
@@ -27,11 +27,11 @@ TEXTS = ("", "a", "\x00\n", "Grüße, 東京 👩‍🔬", "naïve café", "the 
 # What is said
 
 
-def draw_ids(draw: Draw, kinds: int = 3) -> list[int]:
+def draw_ids(draw: InputDraw, kinds: int = 3) -> list[int]:
     return [int(token) for token in draw.integers(97 + kinds, 3 * draw.size + 2, low=97)]
 
 
-def draw_text(draw: Draw) -> str:
+def draw_text(draw: InputDraw) -> str:
     """A text of few letters, in which pairs come again."""
     return "".join("abé"[token - 97] for token in draw_ids(draw))
 
@@ -57,7 +57,7 @@ def expect_list(
         return
 
     rows = [row(name, values) for name, values in given.items()]
-    example = Example(what, (*rows, row("yours", found), row("expected", expected)))
+    example = FailingExample(what, (*rows, row("yours", found), row("expected", expected)))
     for message, mistake in mistakes.items():
         if mistake != expected and found == mistake:
             raise Failed(message, example)
@@ -69,7 +69,7 @@ def expect_list(
 
 
 @check("count_pairs", "How often each pair of neighbours occurs")
-def pairs(mine: ModuleType, draw: Draw) -> None:
+def pairs(mine: ModuleType, draw: InputDraw) -> None:
     for ids in ([], [7], [2, 1, 3, 1, 2], [7, 7, 7], draw_ids(draw)):
         found = mine.count_pairs(list(ids))
         expected = count(ids)
@@ -98,7 +98,7 @@ def pairs(mine: ModuleType, draw: Draw) -> None:
             number, right = found.get(pair, 0), expected[pair]
             rows.append((str(pair), str(right) if number == right else f"{number}, not {right}"))
 
-        example = Example("count_pairs", tuple(rows))
+        example = FailingExample("count_pairs", tuple(rows))
         for message, mistake in known.items():
             if dict(found) == dict(mistake):
                 raise Failed(message, example)
@@ -139,7 +139,7 @@ def mismerged(ids: list[int], pair: Pair) -> dict[str, list[int]]:
 
 
 @check("merge", "A new token for each occurrence of a pair, from left to right")
-def merged(mine: ModuleType, draw: Draw) -> None:
+def merged(mine: ModuleType, draw: InputDraw) -> None:
     drawn = draw_ids(draw)
     cases: list[tuple[list[int], Pair]] = [
         ([], (1, 2)),
@@ -195,7 +195,7 @@ def mistrained(text: str, merges: int) -> dict[str, list[Pair]]:
 
 
 @check("train", "Each time the pair that occurs most often; of equals the first in the text")
-def trained(mine: ModuleType, draw: Draw) -> None:
+def trained(mine: ModuleType, draw: InputDraw) -> None:
     # Small texts in which single rules show, then a drawn one
     texts = ["", "ab", "abab", "babaxaxa", "xyxyzz zz", "aaabdaaabac", "éèéè", draw_text(draw)]
     for text in texts:
@@ -219,7 +219,7 @@ def trained(mine: ModuleType, draw: Draw) -> None:
 
 
 @check("encode", "The merges, applied to the bytes in their order")
-def applied(mine: ModuleType, draw: Draw) -> None:
+def applied(mine: ModuleType, draw: InputDraw) -> None:
     drawn = learn(list(draw_text(draw).encode()), 2 * draw.size)
     cases: list[tuple[str, list[Pair]]] = [
         ("", []),
@@ -264,7 +264,7 @@ def applied(mine: ModuleType, draw: Draw) -> None:
 
 
 @check("decode", "The bytes of the tokens, joined, as text")
-def decoded(mine: ModuleType, draw: Draw) -> None:
+def decoded(mine: ModuleType, draw: InputDraw) -> None:
     merges = learn(list(draw_text(draw).encode()), 3 * draw.size)
     nested = [(97, 98), (256, 256), (257, 99)]
     cases = [("abab", nested), ("ababcab", nested), (draw_text(draw), merges)]
@@ -302,7 +302,7 @@ def decoded(mine: ModuleType, draw: Draw) -> None:
 
 
 @check("decode", "A character that is cut in the middle does not stop it")
-def cut_characters(mine: ModuleType, draw: Draw) -> None:
+def cut_characters(mine: ModuleType, draw: InputDraw) -> None:
     ids = [*b"a" * draw.size, 0xC3, *b"b"]
     text = "a" * draw.size + "\ufffdb"
     try:
@@ -325,7 +325,7 @@ def expect_text(found: Any, expected: str, ids: list[int], mistakes: Mapping[str
     if found == expected:
         return
 
-    shown = Example("decode", (row("ids", ids), ("yours", found), ("expected", expected)))
+    shown = FailingExample("decode", (row("ids", ids), ("yours", found), ("expected", expected)))
     for message, mistake in mistakes.items():
         if mistake != expected and found == mistake:
             raise Failed(message, shown)
@@ -334,7 +334,7 @@ def expect_text(found: Any, expected: str, ids: list[int], mistakes: Mapping[str
 
 
 @check("decode", "encode and decode give any text back")
-def round_trip(mine: ModuleType, draw: Draw) -> None:
+def round_trip(mine: ModuleType, draw: InputDraw) -> None:
     merges = mine.train(" ".join(TEXTS) * 2, 10 * draw.size)
     for text in (*TEXTS, draw_text(draw)):
         ids = mine.encode(text, merges)

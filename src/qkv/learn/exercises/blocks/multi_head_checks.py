@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from qkv.learn.expectations import (
-    Draw,
     Failed,
+    InputDraw,
     check,
     expect_equal,
     expect_gradients,
@@ -24,7 +24,7 @@ from qkv.learn.run_checks import describe_error
 from qkv.nn.attention.multi_head import MultiHeadAttention
 
 
-def draw_layer(mine: ModuleType, draw: Draw, heads: int, kv_heads: int) -> Any:
+def draw_layer(mine: ModuleType, draw: InputDraw, heads: int, kv_heads: int) -> Any:
     """The student's layer with drawn weights, of which no two are alike."""
     head_width = 2 + draw.size % 2
     layer = mine.MultiHeadAttention(heads * head_width, heads, kv_heads)
@@ -32,19 +32,19 @@ def draw_layer(mine: ModuleType, draw: Draw, heads: int, kv_heads: int) -> Any:
     return layer
 
 
-def fill(module: nn.Module, draw: Draw) -> None:
+def fill(module: nn.Module, draw: InputDraw) -> None:
     """Draw all weights of a module."""
     with torch.no_grad():
         for weight in module.parameters():
             weight.copy_(draw.normal(*weight.shape) / weight.shape[-1] ** 0.5)
 
 
-def draw_input(draw: Draw, layer: Any) -> Tensor:
+def draw_input(draw: InputDraw, layer: Any) -> Tensor:
     """A batch (B, T, E); the first is one sequence of one position."""
     return draw.normal(1 if draw.size == 1 else 2, draw.size, layer.query.in_features)
 
 
-def draw_mask(draw: Draw, batch: int, length: int) -> Tensor:
+def draw_mask(draw: InputDraw, batch: int, length: int) -> Tensor:
     """A causal mask in which the last sequence does not see its last position: (B, 1, T, T)."""
     mask = torch.ones(length, length, dtype=torch.bool).tril().repeat(batch, 1, 1, 1)
     if length > 1:
@@ -116,7 +116,7 @@ def counted(*shape: int) -> Tensor:
 
 
 @check("split_heads", "Head h gets D numbers of each vector, from h D on")
-def split(mine: ModuleType, draw: Draw) -> None:
+def split(mine: ModuleType, draw: InputDraw) -> None:
     batch, length, heads, head_width = min(draw.size, 2), draw.size + 1, draw.size, draw.size + 2
     x = counted(batch, length, heads * head_width)
     right = x.unflatten(-1, (heads, head_width)).transpose(1, 2)
@@ -148,7 +148,7 @@ def split(mine: ModuleType, draw: Draw) -> None:
 
 
 @check("merge_heads", "The parts of a vector side by side, head 0 first")
-def merge(mine: ModuleType, draw: Draw) -> None:
+def merge(mine: ModuleType, draw: InputDraw) -> None:
     batch, length, heads, head_width = min(draw.size, 2), draw.size + 1, draw.size, draw.size + 2
     x = counted(batch, heads, length, head_width)
     shape = (batch, length, heads * head_width)
@@ -174,7 +174,7 @@ def merge(mine: ModuleType, draw: Draw) -> None:
 
 
 @check("MultiHeadAttention", "Multi-head: K = H, each query head has its own keys and values")
-def multi_head(mine: ModuleType, draw: Draw) -> None:
+def multi_head(mine: ModuleType, draw: InputDraw) -> None:
     layer = draw_layer(mine, draw, draw.size, draw.size)
     x = draw_input(draw, layer)
     named = {
@@ -207,7 +207,7 @@ def multi_head(mine: ModuleType, draw: Draw) -> None:
 
 
 @check("MultiHeadAttention", "The mask is obeyed in every head")
-def masked(mine: ModuleType, draw: Draw) -> None:
+def masked(mine: ModuleType, draw: InputDraw) -> None:
     length = draw.size + 1
     layer = draw_layer(mine, draw, 2, 2)
     x = draw.normal(2, length, layer.query.in_features)
@@ -235,7 +235,7 @@ def masked(mine: ModuleType, draw: Draw) -> None:
 
 
 @check("MultiHeadAttention", "Grouped-query and multi-query: K < H, groups share keys and values")
-def grouped(mine: ModuleType, draw: Draw) -> None:
+def grouped(mine: ModuleType, draw: InputDraw) -> None:
     for heads, kv_heads in ((2, 1), (4, 2), (6, 2), (6, 3)):
         layer = draw_layer(mine, draw, heads, kv_heads)
         x = draw.normal(2, draw.size + 1, layer.query.in_features)
@@ -266,7 +266,7 @@ def grouped(mine: ModuleType, draw: Draw) -> None:
 
 
 @check("MultiHeadAttention", "The weights pass through self.weights")
-def weights_seen(mine: ModuleType, draw: Draw) -> None:
+def weights_seen(mine: ModuleType, draw: InputDraw) -> None:
     layer = draw_layer(mine, draw, 4, 2)
     x = draw_input(draw, layer)
     mask = draw_mask(draw, len(x), draw.size)
@@ -304,7 +304,7 @@ def weights_seen(mine: ModuleType, draw: Draw) -> None:
 
 
 @check("MultiHeadAttention", "The gradients of x and of all weights")
-def gradients(mine: ModuleType, draw: Draw) -> None:
+def gradients(mine: ModuleType, draw: InputDraw) -> None:
     layer = draw_layer(mine, draw, 4, 2)
     right = library(layer)
     x = draw_input(draw, layer)
@@ -328,7 +328,7 @@ def gradients(mine: ModuleType, draw: Draw) -> None:
 
 
 @check("cache_numbers", "What a KV cache keeps")
-def cache(mine: ModuleType, draw: Draw) -> None:
+def cache(mine: ModuleType, draw: InputDraw) -> None:
     length, depth, kv_heads, head_width = draw.size + 2, draw.size, draw.size + 4, 16 * draw.size
     found = mine.cache_numbers(length, depth, kv_heads, head_width)
     right = 2 * depth * length * kv_heads * head_width

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from qkv.learn.expectations import (
-    Draw,
     Failed,
+    InputDraw,
     check,
     expect_equal,
     expect_gradients,
@@ -28,7 +28,7 @@ def waves(length: int, width: int, exponent: Tensor) -> Tensor:
 
 
 @check("sinusoidal", "Sine and cosine, with one angle for each pair")
-def sines(mine: ModuleType, draw: Draw) -> None:
+def sines(mine: ModuleType, draw: InputDraw) -> None:
     length, width = draw.size, 2 * draw.size
     places = torch.arange(length)
     right = position.sinusoidal(places, width)
@@ -66,7 +66,7 @@ def sines(mine: ModuleType, draw: Draw) -> None:
 
 
 @check("sinusoidal", "It works for any length")
-def far_positions(mine: ModuleType, draw: Draw) -> None:
+def far_positions(mine: ModuleType, draw: InputDraw) -> None:
     length, width = 100 * draw.size, 8
     expect_equal(
         mine.sinusoidal(length, width)[-2:],
@@ -93,7 +93,7 @@ def interleave(x: Tensor) -> Tensor:
     return torch.stack(x.chunk(2, dim=-1), dim=-1).flatten(-2)
 
 
-def draw_rotation(draw: Draw) -> tuple[Tensor, Tensor]:
+def draw_rotation(draw: InputDraw) -> tuple[Tensor, Tensor]:
     """Vectors x, (T, D) or (B, H, T, D), and positions in any order."""
     length, width = draw.size + 1, 2 * draw.size
     shape = (length, width) if draw.size == 1 else (2, 3, length, width)
@@ -103,7 +103,7 @@ def draw_rotation(draw: Draw) -> tuple[Tensor, Tensor]:
 
 
 @check("rotate", "Pairs i and i + D/2 are turned by position times frequency")
-def rotary(mine: ModuleType, draw: Draw) -> None:
+def rotary(mine: ModuleType, draw: InputDraw) -> None:
     x, positions = draw_rotation(draw)
     length = len(positions)
     first, second = x.chunk(2, dim=-1)
@@ -144,7 +144,7 @@ def rotary(mine: ModuleType, draw: Draw) -> None:
 
 
 @check("rotate", "Another base gives other angles")
-def other_base(mine: ModuleType, draw: Draw) -> None:
+def other_base(mine: ModuleType, draw: InputDraw) -> None:
     x, positions = draw_rotation(draw)
     positions = positions + 100
     expect_equal(
@@ -159,7 +159,7 @@ def other_base(mine: ModuleType, draw: Draw) -> None:
 
 
 @check("rotate", "Scores depend on the distance alone, and lengths stay")
-def relative(mine: ModuleType, draw: Draw) -> None:
+def relative(mine: ModuleType, draw: InputDraw) -> None:
     query, key = draw.normal(2, 1, 2 * draw.size)
     near, far = (
         mine.rotate(query, torch.tensor([5 + shift]))
@@ -183,7 +183,7 @@ def relative(mine: ModuleType, draw: Draw) -> None:
 
 
 @check("alibi_slopes", "2^(-8 h / H)")
-def slopes(mine: ModuleType, draw: Draw) -> None:
+def slopes(mine: ModuleType, draw: InputDraw) -> None:
     heads = {1: 1, 2: 2, 3: 4, 5: 8}[draw.size]
     head = torch.arange(heads)
     right = position.alibi_slopes(heads)
@@ -205,7 +205,7 @@ def slopes(mine: ModuleType, draw: Draw) -> None:
 
 
 @check("alibi_bias", "Minus slope times distance, for each head")
-def bias(mine: ModuleType, draw: Draw) -> None:
+def bias(mine: ModuleType, draw: InputDraw) -> None:
     heads, length = {1: 1, 2: 2, 3: 4, 5: 8}[draw.size], draw.size + 1
     slope = position.alibi_slopes(heads).view(heads, 1, 1)
     places = torch.arange(length)

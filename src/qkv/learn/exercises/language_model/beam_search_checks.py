@@ -12,7 +12,7 @@ from qkv.generation.search.beam_search import beam_search as library_search
 from qkv.generation.search.beams import SearchRule
 from qkv.learn.exercises.language_model.matching_gpt import ChainModel, peaked_gpt
 from qkv.learn.exercises.language_model.wrong_beams import WRONG_SEARCHES, wrong_search
-from qkv.learn.expectations import Draw, Example, Failed, check, expect_shape, table
+from qkv.learn.expectations import Failed, FailingExample, InputDraw, check, expect_shape, table
 from qkv.learn.result_kinds import (
     as_number,
     expect_ids,
@@ -35,14 +35,14 @@ LATE = torch.tensor(
 """From token 3 on, two beams end before the best one is complete."""
 
 
-def draw_search(draw: Draw, steps: int = 4) -> tuple[GPT, list[int]]:
+def draw_search(draw: InputDraw, steps: int = 4) -> tuple[GPT, list[int]]:
     """A GPT with some likely tokens, and a prompt."""
     model = peaked_gpt(draw, draw.size + 4, draw.size + 1 + steps)
     return model, draw.integers(draw.size + 4, draw.size + 1).tolist()
 
 
 @check("log_probability", "The sum of log p of each token")
-def summed_logs(mine: ModuleType, draw: Draw) -> None:
+def summed_logs(mine: ModuleType, draw: InputDraw) -> None:
     model, prompt = draw_search(draw)
     ids = draw.integers(draw.size + 4, 3).tolist()
     with torch.no_grad():
@@ -73,7 +73,7 @@ def summed_logs(mine: ModuleType, draw: Draw) -> None:
 
 
 @check("penalty", "((5 + tokens) / 6)^alpha")
-def length_penalty(mine: ModuleType, draw: Draw) -> None:
+def length_penalty(mine: ModuleType, draw: InputDraw) -> None:
     for tokens in (draw.size, draw.size + 4):
         for alpha in (0.0, 0.6, 1.0, 2.0):
             rule = SearchRule(end=END, length_penalty=alpha)
@@ -94,7 +94,7 @@ def length_penalty(mine: ModuleType, draw: Draw) -> None:
 
 
 @check("extend", "The best continuations of all beams together")
-def extended_beams(mine: ModuleType, draw: Draw) -> None:
+def extended_beams(mine: ModuleType, draw: InputDraw) -> None:
     V = draw.size + 3
     for width in (1, 2, 3):
         totals = (-draw.normal(width).abs() * draw.size).tolist()
@@ -104,7 +104,7 @@ def extended_beams(mine: ModuleType, draw: Draw) -> None:
         compare_beams(found, totals, logs, width)
 
 
-def draw_logs(draw: Draw, totals: list[float], V: int) -> Tensor:
+def draw_logs(draw: InputDraw, totals: list[float], V: int) -> Tensor:
     """Log-probabilities (R, V) for which two mistakes of extend give different beams."""
     while True:
         logs = (2 * draw.normal(len(totals), V)).log_softmax(-1)
@@ -114,7 +114,7 @@ def draw_logs(draw: Draw, totals: list[float], V: int) -> Tensor:
 
 
 @check("extend", "An ended beam takes no place of an open one")
-def extended_ends(mine: ModuleType, draw: Draw) -> None:
+def extended_ends(mine: ModuleType, draw: InputDraw) -> None:
     V = draw.size + 3
     totals = [-0.1, -0.3]
     beams = [mine.Beam([row + 1], total) for row, total in enumerate(totals)]
@@ -138,7 +138,7 @@ def compare_beams(found: Any, totals: list[float], logs: Tensor, width: int) -> 
         for row, total in enumerate(totals)
     ]
     header = ("", *(f"token {token}" for token in range(logs.shape[1])))
-    example = Example("totals of all continuations; token 0 is the end", tuple(rows), header)
+    example = FailingExample("totals of all continuations; token 0 is the end", tuple(rows), header)
     mine = [[list(beam[0]) for beam in beams] for beams in found]
     right = [[ids for ids, _ in beams] for beams in expected]
     if mine != right:
@@ -240,7 +240,7 @@ CASES = ((1, 0.0), (2, 0.6), (3, 0.0), (3, 1.0), (2, 2.0))
 
 
 @check("beam_search", "Equal to the library's beam search")
-def same_as_library(mine: ModuleType, draw: Draw) -> None:
+def same_as_library(mine: ModuleType, draw: InputDraw) -> None:
     cases = []
     for _ in range(3):
         model, prompt = draw_search(draw)
@@ -285,7 +285,7 @@ def same(found: tuple[Any, float], other: tuple[list[int], float]) -> bool:
 
 
 @check("beam_search", "Width 1 is greedy; width 2 finds what greedy search misses")
-def better_than_greedy(mine: ModuleType, draw: Draw) -> None:
+def better_than_greedy(mine: ModuleType, draw: InputDraw) -> None:
     model, prompt = draw_search(draw)
     greedy = mine.generate(model, list(prompt), 4, end=END)
     found = mine.beam_search(model, list(prompt), 1, 4, END, 0.0)
@@ -308,7 +308,7 @@ def better_than_greedy(mine: ModuleType, draw: Draw) -> None:
 
 
 @check("beam_search", "An open beam may still win after others have ended")
-def patient_search(mine: ModuleType, draw: Draw) -> None:
+def patient_search(mine: ModuleType, draw: InputDraw) -> None:
     found = mine.beam_search(ChainModel(LATE), [3], 2, 4, END, 2.0)
     ids, _ = expect_results(found, ("ids", "score"))
     expect_ids(
@@ -324,7 +324,7 @@ def patient_search(mine: ModuleType, draw: Draw) -> None:
 
 
 @check("trap", "Greedy search misses the likeliest pair")
-def greedy_trap(mine: ModuleType, draw: Draw) -> None:
+def greedy_trap(mine: ModuleType, draw: InputDraw) -> None:
     found = mine.trap()
     expect_shape(found, (3, 3), "trap", "(tokens, next tokens)")
     probabilities = found.detach().double()

@@ -19,8 +19,8 @@ from qkv.learn.exercises.language_model.cache_mistakes import (
 from qkv.learn.exercises.language_model.generation_mistakes import draw_generation, kept_until
 from qkv.learn.exercises.language_model.matching_gpt import draw_gpt, peaked_gpt
 from qkv.learn.expectations import (
-    Draw,
     Failed,
+    InputDraw,
     check,
     compare,
     expect_equal,
@@ -36,7 +36,7 @@ from qkv.learn.result_kinds import (
 
 
 @check("temperature", "Above 1 flatter, below 1 sharper")
-def temperature_of_logits(mine: ModuleType, draw: Draw) -> None:
+def temperature_of_logits(mine: ModuleType, draw: InputDraw) -> None:
     logits = draw.normal(2, draw.size + 1)
     for t in (0.5, 1.0, 3.0):
         found = mine.temperature(logits.clone(), t)
@@ -57,7 +57,7 @@ def temperature_of_logits(mine: ModuleType, draw: Draw) -> None:
 
 
 @check("top_k", "The k likeliest tokens of each row")
-def k_likeliest(mine: ModuleType, draw: Draw) -> None:
+def k_likeliest(mine: ModuleType, draw: InputDraw) -> None:
     V = draw.size + 2
     logits = draw.normal(2, V)
     for k in range(1, V + 1):
@@ -89,7 +89,7 @@ def k_likeliest(mine: ModuleType, draw: Draw) -> None:
 
 
 @check("top_p", "The fewest likeliest tokens that sum to p or more")
-def nucleus(mine: ModuleType, draw: Draw) -> None:
+def nucleus(mine: ModuleType, draw: InputDraw) -> None:
     V = draw.size + 2
     logits = 2 * draw.normal(2, V)
     probabilities = logits.softmax(-1)
@@ -124,7 +124,7 @@ def nucleus(mine: ModuleType, draw: Draw) -> None:
 
 
 @check("draw", "Every token as often as it is likely")
-def drawn_token(mine: ModuleType, draw: Draw) -> None:
+def drawn_token(mine: ModuleType, draw: InputDraw) -> None:
     probabilities = draw.normal(draw.size + 1).softmax(0)
     if draw.size > 2:
         probabilities = probabilities * (draw.permutation(draw.size + 1) != 0)
@@ -169,7 +169,7 @@ def named_draws(mine: ModuleType, probabilities: Tensor, wrong: dict[str, int]) 
 
 
 @check("next_token", "Temperature, top-k, top-p, then one draw")
-def chosen_token(mine: ModuleType, draw: Draw) -> None:
+def chosen_token(mine: ModuleType, draw: InputDraw) -> None:
     V = draw.size + 3
     logits = 2 * draw.normal(V)
     for t, k, p in (
@@ -206,7 +206,7 @@ def chosen_token(mine: ModuleType, draw: Draw) -> None:
 
 
 @check("generate", "Each new token is read before the next is chosen")
-def generated_ids(mine: ModuleType, draw: Draw) -> None:
+def generated_ids(mine: ModuleType, draw: InputDraw) -> None:
     length = 4
     model, prompt, full, mistakes = draw_generation(draw, length)
     shown = table("prompt", torch.tensor([prompt]))
@@ -232,7 +232,7 @@ def generated_ids(mine: ModuleType, draw: Draw) -> None:
 
 
 @check("generate", "It asks choose for each token; greedy, it is the library's")
-def generated_by_choice(mine: ModuleType, draw: Draw) -> None:
+def generated_by_choice(mine: ModuleType, draw: InputDraw) -> None:
     V, T, length = draw.size + 4, draw.size + 1, 4
     model = peaked_gpt(draw, V, T + length)
     prompt = draw.integers(V, T).tolist()
@@ -260,7 +260,7 @@ def generated_by_choice(mine: ModuleType, draw: Draw) -> None:
 
 
 @check("cached_attention", "Step by step equal to the full pass")
-def cached_steps(mine: ModuleType, draw: Draw) -> None:
+def cached_steps(mine: ModuleType, draw: InputDraw) -> None:
     for heads, kv_heads in ((2, 2), (4, 2), (2, 1)):
         attention = mine.MultiHeadAttention(4 * draw.size, heads, kv_heads)
         T = draw.size + 3
@@ -337,7 +337,7 @@ def expect_cache(found: Any, right: Tensor, name: str) -> None:
 
 
 @check("cached_logits", "Step by step equal to the GPT's full pass")
-def cached_gpt(mine: ModuleType, draw: Draw) -> None:
+def cached_gpt(mine: ModuleType, draw: InputDraw) -> None:
     T = draw.size + 3
     model = draw_gpt(mine, draw, context=T)
     ids = draw.integers(draw.size + 3, 2, T)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from qkv.learn.exercises.language_model.matching_gpt import HistoryModel
-from qkv.learn.expectations import Draw
+from qkv.learn.expectations import InputDraw
 
 
 def kept_until(
@@ -28,7 +28,7 @@ def kept_until(
 
 
 def draw_generation(
-    draw: Draw, length: int
+    draw: InputDraw, length: int
 ) -> tuple[HistoryModel, list[int], list[int], dict[str, list[int]]]:
     """A model, a prompt, the right tokens, and those of mistakes, all of them different."""
     V = draw.size + 4

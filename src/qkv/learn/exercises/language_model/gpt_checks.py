@@ -11,8 +11,8 @@ from torch import Tensor
 
 from qkv.learn.exercises.language_model.matching_gpt import draw_gpt, matching_gpt
 from qkv.learn.expectations import (
-    Draw,
     Failed,
+    InputDraw,
     check,
     compare,
     expect_equal,
@@ -29,7 +29,7 @@ GIVEN = ("token.", "position.", "blocks.", "norm.")
 
 
 @check("hidden", "No position sees a later one")
-def hidden_is_causal(mine: ModuleType, draw: Draw) -> None:
+def hidden_is_causal(mine: ModuleType, draw: InputDraw) -> None:
     model = draw_gpt(mine, draw)
     T = draw.size + 1
     ids = draw.integers(draw.size + 3, 1, T)
@@ -50,7 +50,7 @@ def hidden_is_causal(mine: ModuleType, draw: Draw) -> None:
 
 
 @check("hidden", "Embeddings, all blocks in turn, the last norm")
-def hidden_states(mine: ModuleType, draw: Draw) -> None:
+def hidden_states(mine: ModuleType, draw: InputDraw) -> None:
     model = draw_gpt(mine, draw)
     ours = matching_gpt(model)
     for T in (draw.size + 2, draw.size + 3):  # at last the whole context
@@ -149,7 +149,7 @@ def walk(
 
 
 @check("forward", "The output layer is the token embedding")
-def tied_output(mine: ModuleType, draw: Draw) -> None:
+def tied_output(mine: ModuleType, draw: InputDraw) -> None:
     model = draw_gpt(mine, draw)
     T = draw.size + 2
     ids = draw.integers(draw.size + 3, 2, T)
@@ -196,7 +196,7 @@ def tied_output(mine: ModuleType, draw: Draw) -> None:
 
 
 @check("forward", "The token embedding gets its gradient from both ends")
-def forward_gradients(mine: ModuleType, draw: Draw) -> None:
+def forward_gradients(mine: ModuleType, draw: InputDraw) -> None:
     model = draw_gpt(mine, draw)
     ours = matching_gpt(model)
     ids = draw.integers(draw.size + 3, 2, draw.size + 2)
@@ -228,7 +228,7 @@ def forward_gradients(mine: ModuleType, draw: Draw) -> None:
 
 
 @check("next_token_loss", "Position t predicts the token at t + 1")
-def shifted_loss(mine: ModuleType, draw: Draw) -> None:
+def shifted_loss(mine: ModuleType, draw: InputDraw) -> None:
     B, T, V = 2, draw.size + 2, draw.size + 3
     logits = 2 * draw.normal(B, T, V)
     ids = draw.integers(V, B, T)
@@ -277,7 +277,7 @@ def library_loss(logits: Tensor, ids: Tensor) -> Tensor:
 
 
 @check("next_token_loss", "It has a gradient for the logits")
-def loss_gradient(mine: ModuleType, draw: Draw) -> None:
+def loss_gradient(mine: ModuleType, draw: InputDraw) -> None:
     ids = draw.integers(draw.size + 3, 2, draw.size + 2)
     logits = draw.normal(2, draw.size + 2, draw.size + 3)
     expect_gradients(
@@ -289,7 +289,7 @@ def loss_gradient(mine: ModuleType, draw: Draw) -> None:
 
 
 @check("perplexity", "V if all V tokens are equally likely")
-def perplexity_of_loss(mine: ModuleType, draw: Draw) -> None:
+def perplexity_of_loss(mine: ModuleType, draw: InputDraw) -> None:
     V = 3 * draw.size
     uniform = torch.tensor(float(V)).log()
     for loss in (uniform, draw.normal(1)[0].abs()):
@@ -305,7 +305,7 @@ def perplexity_of_loss(mine: ModuleType, draw: Draw) -> None:
 
 
 @check("count_parameters", "As many as the GPT has")
-def parameters_of_sizes(mine: ModuleType, draw: Draw) -> None:
+def parameters_of_sizes(mine: ModuleType, draw: InputDraw) -> None:
     V, context, E, depth = 2 * draw.size + 5, draw.size + 2, 2 * draw.size, draw.size
     model = mine.GPT(V, context, E, depth, 2)
     right = sum(parameter.numel() for parameter in model.parameters())

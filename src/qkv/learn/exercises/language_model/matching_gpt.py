@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from qkv.learn.expectations import Draw
+from qkv.learn.expectations import InputDraw
 from qkv.models import GPT, GPTConfig
 
 
-def draw_gpt(mine: Any, draw: Draw, *, depth: int = 2, context: int | None = None) -> Any:
+def draw_gpt(mine: Any, draw: InputDraw, *, depth: int = 2, context: int | None = None) -> Any:
     """The student's GPT with random weights, also in its norms."""
     size = draw.size
     model = mine.GPT(size + 3, context or size + 3, 4 * size, depth, 2)
@@ -66,7 +66,7 @@ def norm_names(prefix: str, norm: Any) -> dict[str, Tensor]:
     return {f"{prefix}.gain": norm.weight, f"{prefix}.bias": norm.bias}
 
 
-def peaked_gpt(draw: Draw, vocabulary: int, context: int) -> GPT:
+def peaked_gpt(draw: InputDraw, vocabulary: int, context: int) -> GPT:
     """A GPT of the library whose weights are so large that some tokens are much likelier."""
     model = GPT(GPTConfig(vocabulary=vocabulary, context=context, width=8, depth=1, heads=2))
     with torch.no_grad():

@@ -19,7 +19,7 @@ from qkv.learn.exercises.language_model.reference_training import (
     mean_loss,
     train_steps,
 )
-from qkv.learn.expectations import Draw, Failed, check, expect_equal, table
+from qkv.learn.expectations import Failed, InputDraw, check, expect_equal, table
 from qkv.learn.result_kinds import (
     as_number,
     expect_number,
@@ -33,7 +33,7 @@ IGNORE = -100
 
 
 @check("learning_rate", "Warm-up, then half a cosine")
-def warmup_and_cosine(mine: ModuleType, draw: Draw) -> None:
+def warmup_and_cosine(mine: ModuleType, draw: InputDraw) -> None:
     warmup = draw.size
     steps = 3 * draw.size + 1
     highest, final = 0.02, 0.2
@@ -94,7 +94,7 @@ def warmup_and_cosine(mine: ModuleType, draw: Draw) -> None:
 
 
 @check("adamw_update", "Equal to torch.optim.AdamW over several steps")
-def adamw_steps(mine: ModuleType, draw: Draw) -> None:
+def adamw_steps(mine: ModuleType, draw: InputDraw) -> None:
     shape = (draw.size, 2)
     start = draw.normal(*shape).double()
     # Small gradients, of the size of epsilon, show where epsilon stands.
@@ -137,7 +137,7 @@ def student_steps(
 
 
 @check("clip", "The norm of all gradients together is at most the limit")
-def global_norm(mine: ModuleType, draw: Draw) -> None:
+def global_norm(mine: ModuleType, draw: InputDraw) -> None:
     gradients = [draw.normal(draw.size, 2), 3 * draw.normal(3), 0.1 * draw.normal(1)]
     parameters = [nn.Parameter(torch.zeros_like(gradient)) for gradient in gradients]
     for parameter, gradient in zip(parameters, gradients, strict=True):
@@ -190,7 +190,7 @@ def global_norm(mine: ModuleType, draw: Draw) -> None:
 # Accumulation
 
 
-def draw_model(draw: Draw) -> nn.Module:
+def draw_model(draw: InputDraw) -> nn.Module:
     """A small model from ids (B, T) to logits (B, T, V), in float64."""
     model = nn.Sequential(nn.Embedding(draw.size + 2, 3), nn.Linear(3, draw.size + 2)).double()
     with torch.no_grad():
@@ -200,7 +200,7 @@ def draw_model(draw: Draw) -> nn.Module:
     return model
 
 
-def draw_parts(draw: Draw, rows: tuple[int, ...] = (2, 1, 3)) -> list[Part]:
+def draw_parts(draw: InputDraw, rows: tuple[int, ...] = (2, 1, 3)) -> list[Part]:
     """Parts with different numbers of rows and of targets, one target at least in each."""
     V, T = draw.size + 2, draw.size + 1
     parts = []
@@ -215,7 +215,7 @@ def draw_parts(draw: Draw, rows: tuple[int, ...] = (2, 1, 3)) -> list[Part]:
 
 
 @check("accumulate", "The gradient of the whole batch, with unequal numbers of targets")
-def accumulation(mine: ModuleType, draw: Draw) -> None:
+def accumulation(mine: ModuleType, draw: InputDraw) -> None:
     model = draw_model(draw)
     parts = draw_parts(draw)
     counts = [int((targets != IGNORE).sum()) for _, targets in parts]
@@ -320,7 +320,7 @@ STEP_MISTAKES: dict[Mistake, str] = {
 
 
 @check("training_step", "Three steps equal torch's")
-def whole_steps(mine: ModuleType, draw: Draw) -> None:
+def whole_steps(mine: ModuleType, draw: InputDraw) -> None:
     start = draw_model(draw)
     batches = [draw_parts(draw) for _ in range(3)]
     model = copy.deepcopy(start)
@@ -356,7 +356,7 @@ def whole_steps(mine: ModuleType, draw: Draw) -> None:
 
 
 @check("training_step", "Your GPT learns a sequence by heart")
-def gpt_learns(mine: ModuleType, draw: Draw) -> None:
+def gpt_learns(mine: ModuleType, draw: InputDraw) -> None:
     if draw.size > 1:
         return
 

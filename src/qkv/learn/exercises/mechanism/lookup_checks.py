@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from qkv.learn.expectations import (
-    Draw,
     Failed,
+    InputDraw,
     call_with,
     check,
     expect_equal,
@@ -19,14 +19,14 @@ from qkv.learn.expectations import (
 from qkv.nn.attention import lookup
 
 
-def draw_table(draw: Draw) -> tuple[Tensor, Tensor, Tensor]:
+def draw_table(draw: InputDraw) -> tuple[Tensor, Tensor, Tensor]:
     """A query (D,), keys (S, D) and values (S, X)."""
     size = draw.size
     return draw.normal(size + 1), draw.normal(size + 2, size + 1), draw.normal(size + 2, size)
 
 
 @check("exact", "The value of the key that equals the query")
-def equal_key(mine: ModuleType, draw: Draw) -> None:
+def equal_key(mine: ModuleType, draw: InputDraw) -> None:
     _, keys, values = draw_table(draw)
     for number, key in enumerate(keys):
         inputs = {"query": key.clone(), "keys": keys, "values": values}
@@ -45,7 +45,7 @@ def equal_key(mine: ModuleType, draw: Draw) -> None:
 
 
 @check("exact", "Zeros if no key equals the query")
-def no_equal_key(mine: ModuleType, draw: Draw) -> None:
+def no_equal_key(mine: ModuleType, draw: InputDraw) -> None:
     query, keys, values = draw_table(draw)
     keys = torch.cat([keys, 2 * query.unsqueeze(0)])
     values = torch.cat([values, values[:1] + 1])
@@ -67,7 +67,7 @@ def no_equal_key(mine: ModuleType, draw: Draw) -> None:
 
 
 @check("exact", "A key that is almost equal is not found")
-def almost_equal_key(mine: ModuleType, draw: Draw) -> None:
+def almost_equal_key(mine: ModuleType, draw: InputDraw) -> None:
     query, _, values = draw_table(draw)
     zeros = torch.zeros(values.shape[1])
     one_equal = query + 1
@@ -90,7 +90,7 @@ def almost_equal_key(mine: ModuleType, draw: Draw) -> None:
 
 
 @check("nearest", "The value of the most similar key")
-def most_similar(mine: ModuleType, draw: Draw) -> None:
+def most_similar(mine: ModuleType, draw: InputDraw) -> None:
     query, keys, values = draw_table_for_nearest(draw)
     scores = keys @ query
     expect_equal(
@@ -125,7 +125,7 @@ def most_similar(mine: ModuleType, draw: Draw) -> None:
     )
 
 
-def draw_table_for_nearest(draw: Draw) -> tuple[Tensor, Tensor, Tensor]:
+def draw_table_for_nearest(draw: InputDraw) -> tuple[Tensor, Tensor, Tensor]:
     """A table with <q, k> > 0, in which other similarities find other keys."""
     width = draw.size + 1
     for _ in range(1000):
@@ -146,7 +146,7 @@ def draw_table_for_nearest(draw: Draw) -> tuple[Tensor, Tensor, Tensor]:
 
 
 @check("top", "The mean of the l most similar")
-def mean_of_top(mine: ModuleType, draw: Draw) -> None:
+def mean_of_top(mine: ModuleType, draw: InputDraw) -> None:
     query, keys, values = draw_table(draw)
     for l in range(len(keys), 0, -1):  # noqa: E741
         right = lookup.mean_of_top(query.unsqueeze(0), keys, values, l)[0]
@@ -173,7 +173,7 @@ def mean_of_top(mine: ModuleType, draw: Draw) -> None:
 
 
 @check("weighted", "The l most similar, each times its similarity")
-def inner_products(mine: ModuleType, draw: Draw) -> None:
+def inner_products(mine: ModuleType, draw: InputDraw) -> None:
     query, keys, values = draw_table(draw)
     for l in range(len(keys), 0, -1):  # noqa: E741
         row = query.unsqueeze(0)
@@ -201,7 +201,7 @@ def inner_products(mine: ModuleType, draw: Draw) -> None:
 
 
 @check("weighted", "It has a gradient for query, keys and values")
-def weighted_gradients(mine: ModuleType, draw: Draw) -> None:
+def weighted_gradients(mine: ModuleType, draw: InputDraw) -> None:
     query, keys, values = draw_table(draw)
     expect_gradients(
         lambda q, k, v: mine.weighted(q, k, v, 2),
@@ -212,7 +212,7 @@ def weighted_gradients(mine: ModuleType, draw: Draw) -> None:
 
 
 @check("softmax", "All values, weighted by the softmax of the similarities")
-def softmax_of_all(mine: ModuleType, draw: Draw) -> None:
+def softmax_of_all(mine: ModuleType, draw: InputDraw) -> None:
     query, keys, values = draw_table(draw)
     scores = keys @ query
     expect_equal(
@@ -237,7 +237,7 @@ def softmax_of_all(mine: ModuleType, draw: Draw) -> None:
 
 
 @check("softmax", "Large similarities do not overflow")
-def large_similarities(mine: ModuleType, draw: Draw) -> None:
+def large_similarities(mine: ModuleType, draw: InputDraw) -> None:
     query, keys, values = draw_table(draw)
     query = 1000 * query
     expect_equal(
@@ -249,7 +249,7 @@ def large_similarities(mine: ModuleType, draw: Draw) -> None:
 
 
 @check("softmax", "It has a gradient for query, keys and values")
-def softmax_gradients(mine: ModuleType, draw: Draw) -> None:
+def softmax_gradients(mine: ModuleType, draw: InputDraw) -> None:
     query, keys, values = draw_table(draw)
     expect_gradients(
         mine.softmax,
@@ -260,7 +260,7 @@ def softmax_gradients(mine: ModuleType, draw: Draw) -> None:
 
 
 @check("learns", "Which lookups can be learned")
-def which_learn(mine: ModuleType, draw: Draw) -> None:
+def which_learn(mine: ModuleType, draw: InputDraw) -> None:
     query, keys, values = draw_table(draw)
     for name in ("exact", "nearest", "top", "weighted", "softmax"):
         expected = name in ("weighted", "softmax")

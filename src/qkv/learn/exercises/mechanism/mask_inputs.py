@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from qkv.learn.expectations import Draw
+from qkv.learn.expectations import InputDraw
 from qkv.nn.attention import Causal
 from qkv.nn.attention.softmax import softmax_or_zeros
 
@@ -27,13 +27,13 @@ def right_softmax(scores: Tensor, mask: Tensor) -> Tensor:
     return softmax_or_zeros(scores.masked_fill(~mask, -math.inf))
 
 
-def draw_lengths(draw: Draw, S: int) -> Tensor:
+def draw_lengths(draw: InputDraw, S: int) -> Tensor:
     """Lengths of sequences, among them an empty one, one of a token, and one of all S tokens."""
     drawn = draw.integers(S + 1, draw.size)
     return torch.cat([torch.tensor([1, S]), drawn, torch.tensor([0])])
 
 
-def draw_scores(draw: Draw, empty: bool) -> dict[str, Tensor]:
+def draw_scores(draw: InputDraw, empty: bool) -> dict[str, Tensor]:
     """Scores (B, H, T, S), and a mask (B, 1, T, S) that allows a key for each query.
 
     Args:

@@ -18,9 +18,9 @@ from qkv.learn.exercises.mechanism.mask_inputs import (
 )
 from qkv.learn.exercises.mechanism.self_attention_checks import draw_attention, result_of
 from qkv.learn.expectations import (
-    Draw,
-    Example,
     Failed,
+    FailingExample,
+    InputDraw,
     call_with,
     check,
     expect_double,
@@ -38,7 +38,7 @@ ROUND = "True and False are the wrong way round: True is where a query may atten
 
 
 @check("causal_mask", "A position sees itself and earlier ones")
-def who_sees_whom(mine: ModuleType, draw: Draw) -> None:
+def who_sees_whom(mine: ModuleType, draw: InputDraw) -> None:
     for T in (draw.size, draw.size + 1, 4 * draw.size):
         found = mine.causal_mask(T)
         expect_shape(found, (T, T), "causal_mask", "(T, T)")
@@ -58,7 +58,7 @@ def who_sees_whom(mine: ModuleType, draw: Draw) -> None:
             say_pair(query, key, bool(found[query, key]), drawn)
 
 
-def say_pair(query: int, key: int, seen: bool, drawn: Example) -> None:
+def say_pair(query: int, key: int, seen: bool, drawn: FailingExample) -> None:
     """Fail with what is wrong about a pair of positions."""
     if seen:
         raise Failed(f"position {query} sees position {key}: a causal mask forbids it", drawn)
@@ -72,7 +72,7 @@ def say_pair(query: int, key: int, seen: bool, drawn: Example) -> None:
 
 
 @check("padding_mask", "The tokens of each sequence are seen, and its padding is not")
-def padding_hidden(mine: ModuleType, draw: Draw) -> None:
+def padding_hidden(mine: ModuleType, draw: InputDraw) -> None:
     lengths = draw_lengths(draw, draw.size + 3)
     for S in (draw.size + 3, draw.size + 5):
         compare_padding(mine, lengths, S)
@@ -104,7 +104,7 @@ def compare_padding(mine: ModuleType, lengths: Tensor, S: int) -> None:
 
 
 @check("causal_padding_mask", "A key is seen if both masks allow it")
-def both_masks(mine: ModuleType, draw: Draw) -> None:
+def both_masks(mine: ModuleType, draw: InputDraw) -> None:
     T = draw.size + 2
     lengths = draw_lengths(draw, T)
     found = call_with(mine.causal_padding_mask, {"lengths": lengths, "T": T})
@@ -136,7 +136,7 @@ def both_masks(mine: ModuleType, draw: Draw) -> None:
 
 
 @check("masked_softmax", "Hidden keys get 0, the others sum to 1")
-def hidden_keys(mine: ModuleType, draw: Draw) -> None:
+def hidden_keys(mine: ModuleType, draw: InputDraw) -> None:
     inputs = draw_scores(draw, empty=False)
     scores, mask = inputs.values()
     after = scores.softmax(-1) * mask
@@ -173,7 +173,7 @@ def hidden_keys(mine: ModuleType, draw: Draw) -> None:
 
 
 @check("masked_softmax", "A query that may attend nowhere has only weights of 0")
-def empty_rows(mine: ModuleType, draw: Draw) -> None:
+def empty_rows(mine: ModuleType, draw: InputDraw) -> None:
     inputs = draw_scores(draw, empty=True)
     scores, mask = inputs.values()
     right = right_softmax(scores, mask)
@@ -196,7 +196,7 @@ def empty_rows(mine: ModuleType, draw: Draw) -> None:
 
 
 @check("masked_softmax", "Large scores change nothing")
-def large_masked_scores(mine: ModuleType, draw: Draw) -> None:
+def large_masked_scores(mine: ModuleType, draw: InputDraw) -> None:
     _, mask = draw_scores(draw, empty=False).values()
     drawn = draw.normal(*mask.shape)
 
@@ -223,7 +223,7 @@ def large_masked_scores(mine: ModuleType, draw: Draw) -> None:
 
 
 @check("masked_softmax", "It takes every mask that broadcasts, with gradients and in float64")
-def masked_softmax_in_training(mine: ModuleType, draw: Draw) -> None:
+def masked_softmax_in_training(mine: ModuleType, draw: InputDraw) -> None:
     inputs = draw_scores(draw, empty=True)
     scores, mask = inputs.values()
     S = scores.shape[-1]
@@ -247,7 +247,7 @@ def masked_softmax_in_training(mine: ModuleType, draw: Draw) -> None:
 
 
 @check("weight_left", "What a mask after the softmax leaves of each row")
-def left_of_rows(mine: ModuleType, draw: Draw) -> None:
+def left_of_rows(mine: ModuleType, draw: InputDraw) -> None:
     inputs = draw_scores(draw, empty=True)
     scores, mask = inputs.values()
     weights = scores.softmax(-1)
@@ -279,7 +279,7 @@ def attended(mine: ModuleType, inputs: dict[str, Tensor]) -> tuple[Tensor, Tenso
 
 
 @check("masked_attend", "A position sees nothing of later positions")
-def later_positions(mine: ModuleType, draw: Draw) -> None:
+def later_positions(mine: ModuleType, draw: InputDraw) -> None:
     T = draw.size + 1
     mask = right_causal(T)
     query, key, value = draw.normal(T, 3), draw.normal(T, 3), draw.normal(T, 2)
@@ -308,7 +308,7 @@ def later_positions(mine: ModuleType, draw: Draw) -> None:
 
 
 @check("masked_attend", "It equals attention without a mask, and with each of the masks")
-def masked_attention(mine: ModuleType, draw: Draw) -> None:
+def masked_attention(mine: ModuleType, draw: InputDraw) -> None:
     size = draw.size
     T = size + 2
     tensors = {
@@ -332,7 +332,7 @@ def masked_attention(mine: ModuleType, draw: Draw) -> None:
 
 
 @check("masked_attend", "There may be more keys than queries, and any leading dimensions")
-def more_keys(mine: ModuleType, draw: Draw) -> None:
+def more_keys(mine: ModuleType, draw: InputDraw) -> None:
     inputs = draw_attention(draw)
     T, S = inputs["query"].shape[-2], inputs["key"].shape[-2]
     mask = draw.integers(2, T, S).bool()
@@ -381,7 +381,7 @@ def compare_attention(
 
 
 @check("masked_attend", "It works with gradients and in float64")
-def masked_attend_in_training(mine: ModuleType, draw: Draw) -> None:
+def masked_attend_in_training(mine: ModuleType, draw: InputDraw) -> None:
     inputs = draw_attention(draw)
     T, S = inputs["query"].shape[-2], inputs["key"].shape[-2]
     mask = draw.integers(2, T, S).bool()

@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.func import functional_call
 
 from qkv.learn.expectations import (
-    Draw,
     Failed,
+    InputDraw,
     call_with,
     check,
     expect_double,
@@ -25,7 +25,7 @@ LEADING = {1: (), 2: (2,), 3: (2, 3), 5: (4,)}
 """The leading dimensions of inputs, by their size."""
 
 
-def draw_pairs(draw: Draw) -> dict[str, Tensor]:
+def draw_pairs(draw: InputDraw) -> dict[str, Tensor]:
     """A query (..., T, D) and a key (..., S, D); T, S and D are all different."""
     size = draw.size
     leading = LEADING[size]
@@ -49,7 +49,7 @@ def right_additive(query: Tensor, key: Tensor, w_query: Tensor, w_key: Tensor, v
 
 
 @check("dot", "Row t, column s is <q_t, k_s>")
-def dot_products(mine: ModuleType, draw: Draw) -> None:
+def dot_products(mine: ModuleType, draw: InputDraw) -> None:
     inputs = draw_pairs(draw)
     right = dot(**inputs)
     expect_equal(
@@ -71,14 +71,14 @@ def dot_products(mine: ModuleType, draw: Draw) -> None:
 
 
 @check("dot", "It works with gradients and in float64")
-def dot_in_training(mine: ModuleType, draw: Draw) -> None:
+def dot_in_training(mine: ModuleType, draw: InputDraw) -> None:
     inputs = draw_pairs(draw)
     expect_gradients(mine.dot, dot, inputs, "dot")
     expect_double(mine.dot, dot, inputs, "dot")
 
 
 @check("score_variance", "The variance grows with the width")
-def measured_variance(mine: ModuleType, draw: Draw) -> None:
+def measured_variance(mine: ModuleType, draw: InputDraw) -> None:
     width = 64 * draw.size
     found = as_number(mine.score_variance(width, 2000), f"score_variance({width}, 2000)")
     said = f"score_variance({width}, 2000) is {found:.3g}"
@@ -94,7 +94,7 @@ def measured_variance(mine: ModuleType, draw: Draw) -> None:
         width
         * (1 / 9 - 1 / 16): "torch.rand draws from 0 to 1; torch.randn has mean 0, variance 1",
         width / 144: "numbers drawn evenly have another variance; torch.randn has variance 1",
-        2 * width: "is each query its own key? Draw the keys independently of the queries",
+        2 * width: "is each query its own key? InputDraw the keys independently of the queries",
     }
     for value, reason in reasons.items():
         if abs(found / value - 1) < 0.2:
@@ -107,7 +107,7 @@ def measured_variance(mine: ModuleType, draw: Draw) -> None:
 
 
 @check("score_variance", "It is measured on as many pairs as asked for")
-def measured_pairs(mine: ModuleType, draw: Draw) -> None:
+def measured_pairs(mine: ModuleType, draw: InputDraw) -> None:
     # The variance of few scores scatters, that of many does not.
     def spread(pairs: int) -> float:
         found = []
@@ -127,7 +127,7 @@ def measured_pairs(mine: ModuleType, draw: Draw) -> None:
 
 
 @check("typical_score", "The square root of the variance")
-def standard_deviation(mine: ModuleType, draw: Draw) -> None:
+def standard_deviation(mine: ModuleType, draw: InputDraw) -> None:
     for width in (1, draw.size + 2, 64 * draw.size):
         found = as_number(mine.typical_score(width), f"typical_score({width})")
         if abs(found - math.sqrt(width)) < 1e-4:
@@ -150,7 +150,7 @@ def standard_deviation(mine: ModuleType, draw: Draw) -> None:
 
 
 @check("softmax_slope", "The derivative of each weight by its own score")
-def slopes(mine: ModuleType, draw: Draw) -> None:
+def slopes(mine: ModuleType, draw: InputDraw) -> None:
     scores = 2 * draw.normal(*LEADING[draw.size], draw.size + 1)
     weights = scores.softmax(-1)
     expect_equal(
@@ -185,7 +185,7 @@ def slopes(mine: ModuleType, draw: Draw) -> None:
 
 
 @check("scaled_dot", "A typical score is 1, whatever the width is")
-def scaled_dot_products(mine: ModuleType, draw: Draw) -> None:
+def scaled_dot_products(mine: ModuleType, draw: InputDraw) -> None:
     inputs = draw_pairs(draw)
     query, key = inputs.values()
     T, D = query.shape[-2:]
@@ -216,14 +216,14 @@ def scaled_dot_products(mine: ModuleType, draw: Draw) -> None:
 
 
 @check("scaled_dot", "It works with gradients and in float64")
-def scaled_dot_in_training(mine: ModuleType, draw: Draw) -> None:
+def scaled_dot_in_training(mine: ModuleType, draw: InputDraw) -> None:
     inputs = draw_pairs(draw)
     expect_gradients(mine.scaled_dot, scaled_dot, inputs, "scaled_dot")
     expect_double(mine.scaled_dot, scaled_dot, inputs, "scaled_dot")
 
 
 @check("general", "q^T M k")
-def general_products(mine: ModuleType, draw: Draw) -> None:
+def general_products(mine: ModuleType, draw: InputDraw) -> None:
     inputs = draw_pairs(draw)
     width = inputs["query"].shape[-1]
     inputs["matrix"] = draw.normal(width, width)
@@ -255,7 +255,7 @@ def general_products(mine: ModuleType, draw: Draw) -> None:
     expect_double(mine.general, right_general, inputs, "general")
 
 
-def draw_additive(draw: Draw) -> dict[str, Tensor]:
+def draw_additive(draw: InputDraw) -> dict[str, Tensor]:
     """Queries and keys with the weights of a hidden layer, which is wider than they are."""
     inputs = draw_pairs(draw)
     width = inputs["query"].shape[-1]
@@ -266,7 +266,7 @@ def draw_additive(draw: Draw) -> dict[str, Tensor]:
 
 
 @check("additive", "v . tanh(W_q q + W_k k)")
-def additive_scores(mine: ModuleType, draw: Draw) -> None:
+def additive_scores(mine: ModuleType, draw: InputDraw) -> None:
     inputs = draw_additive(draw)
     query, key, w_query, w_key, v = inputs.values()
     projected_query = (query @ w_query.T).unsqueeze(-2)
@@ -308,7 +308,7 @@ def additive_scores(mine: ModuleType, draw: Draw) -> None:
 
 
 @check("additive", "It works with gradients and in float64")
-def additive_in_training(mine: ModuleType, draw: Draw) -> None:
+def additive_in_training(mine: ModuleType, draw: InputDraw) -> None:
     inputs = draw_additive(draw)
     expect_gradients(mine.additive, right_additive, inputs, "additive")
     expect_double(mine.additive, right_additive, inputs, "additive")

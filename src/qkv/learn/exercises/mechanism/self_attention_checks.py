@@ -12,8 +12,8 @@ from torch import Tensor
 
 from qkv.learn.exercises.mechanism.scores_checks import LEADING
 from qkv.learn.expectations import (
-    Draw,
     Failed,
+    InputDraw,
     call_with,
     check,
     expect_double,
@@ -26,7 +26,7 @@ from qkv.nn.attention import attend
 from qkv.nn.attention.score import dot
 
 
-def draw_attention(draw: Draw) -> dict[str, Tensor]:
+def draw_attention(draw: InputDraw) -> dict[str, Tensor]:
     """Queries, keys and values; T, S, D and X are all different."""
     size = draw.size
     leading = LEADING[size]
@@ -55,7 +55,7 @@ def right_self_attention(x: Tensor, w_query: Tensor, w_key: Tensor, w_value: Ten
 
 
 @check("mixed", "X X^T X: sums of rows, weighted by dot products")
-def sums_of_rows(mine: ModuleType, draw: Draw) -> None:
+def sums_of_rows(mine: ModuleType, draw: InputDraw) -> None:
     inputs = {"x": draw.normal(draw.size + 1, draw.size + 2)}
     x = inputs["x"]
     expect_equal(
@@ -78,7 +78,7 @@ def sums_of_rows(mine: ModuleType, draw: Draw) -> None:
 
 
 @check("set_attention", "softmax(X X^T) X: each row is a weighted mean of all rows")
-def means_of_rows(mine: ModuleType, draw: Draw) -> None:
+def means_of_rows(mine: ModuleType, draw: InputDraw) -> None:
     inputs = {"x": draw.normal(draw.size + 1, draw.size + 2)}
     x = inputs["x"]
     scores = x @ x.T
@@ -122,7 +122,7 @@ def means_of_rows(mine: ModuleType, draw: Draw) -> None:
 
 
 @check("attend", "The weights are softmax(Q K^T / sqrt(D))")
-def attention_weights(mine: ModuleType, draw: Draw) -> None:
+def attention_weights(mine: ModuleType, draw: InputDraw) -> None:
     inputs = draw_attention(draw)
     query, key, value = inputs.values()
     output, weights = expect_pair(call_with(mine.attend, inputs), "attend", "output", "weights")
@@ -163,7 +163,7 @@ def attention_weights(mine: ModuleType, draw: Draw) -> None:
 
 
 @check("attend", "The output is the values, weighted")
-def attention_output(mine: ModuleType, draw: Draw) -> None:
+def attention_output(mine: ModuleType, draw: InputDraw) -> None:
     inputs = draw_attention(draw)
     query, key, value = inputs.values()
     output, _ = expect_pair(call_with(mine.attend, inputs), "attend", "output", "weights")
@@ -183,7 +183,7 @@ def attention_output(mine: ModuleType, draw: Draw) -> None:
 
 
 @check("attend", "Large scores do not overflow")
-def large_scores(mine: ModuleType, draw: Draw) -> None:
+def large_scores(mine: ModuleType, draw: InputDraw) -> None:
     inputs = draw_attention(draw)
     inputs["query"] = 1000 * inputs["query"]
     query, key, value = inputs.values()
@@ -197,7 +197,7 @@ def large_scores(mine: ModuleType, draw: Draw) -> None:
 
 
 @check("attend", "Output and weights work with gradients and in float64")
-def attend_in_training(mine: ModuleType, draw: Draw) -> None:
+def attend_in_training(mine: ModuleType, draw: InputDraw) -> None:
     inputs = draw_attention(draw)
 
     for number, name in enumerate(("output", "weights")):
@@ -218,7 +218,7 @@ def result_of(function: Callable[..., Any], number: int) -> Callable[..., Tensor
 
 
 @check("self_attention", "Queries, keys and values come from x")
-def projected_attention(mine: ModuleType, draw: Draw) -> None:
+def projected_attention(mine: ModuleType, draw: InputDraw) -> None:
     size = draw.size
     inputs = {
         "x": draw.normal(size + 1, size + 2),
@@ -281,7 +281,7 @@ def sets_and_sequences(T: int) -> dict[str, tuple[Layer, bool]]:
 
 
 @check("shuffled_alike", "A layer for sets is told from one for sequences")
-def shuffled(mine: ModuleType, draw: Draw) -> None:
+def shuffled(mine: ModuleType, draw: InputDraw) -> None:
     for T in (draw.size + 2, 64):
         x = draw.normal(T, 3)
         order = torch.arange(T).roll(1)
@@ -290,7 +290,7 @@ def shuffled(mine: ModuleType, draw: Draw) -> None:
 
 
 @check("shuffled_alike", "All rows are compared")
-def each_row(mine: ModuleType, draw: Draw) -> None:
+def each_row(mine: ModuleType, draw: InputDraw) -> None:
     T = draw.size + 2
     x = draw.normal(T, 2)
     positions = torch.arange(T).unsqueeze(-1)
@@ -302,7 +302,7 @@ def each_row(mine: ModuleType, draw: Draw) -> None:
 
 
 @check("shuffled_alike", "The order that is given is the one that is used")
-def given_order(mine: ModuleType, draw: Draw) -> None:
+def given_order(mine: ModuleType, draw: InputDraw) -> None:
     T = draw.size + 2
     x = draw.normal(T, 2)
     order = torch.tensor([1, 0, *range(2, T)])
