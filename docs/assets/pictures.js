@@ -14,7 +14,7 @@ const pictures = (() => {
     const angles = [20, 75, 130, 200, 300];
     const values = [1, 2, 3, 4, 5];
     const how = d.choice(box, "lookup", ["softmax", "nearest", "top 2", "exact"], show);
-    const angle = d.slider(box, "angle of the query", [0, 360, 5, 75], show);
+    const angle = d.slider(box, "angle of the query", [0, 360, 5, 95], show);
     const length = d.slider(box, "its length", [0.5, 8, 0.5, 2], show);
     const svg = d.canvas(box, 480, 200, "A query among five keys, and the weights of their values");
     const text = d.says(box);
@@ -88,18 +88,18 @@ const pictures = (() => {
       order = [order[2], order[0], order[3], order[1]];
       show();
     });
-    const svg = d.canvas(box, 460, 150, "Weights of self-attention, and the output of each token");
+    const svg = d.canvas(box, 480, 195, "Weights of self-attention, and the output of each token");
     const text = d.says(box);
 
     function show() {
       fresh(svg);
       const X = order.map((token) => vectors.get(token));
       const weights = X.map((x) => d.softmax(X.map((y) => d.dot(x, y))));
-      d.heat(svg, weights, { across: order, down: order, cell: 28, x: 60 });
+      d.heat(svg, weights, { across: order, down: order, cell: 40, x: 60 });
       order.forEach((token, i) => {
         const output = [0, 1, 2].map((e) => d.dot(weights[i], X.map((x) => x[e])));
         const numbers = output.map((value) => value.toFixed(2)).join("  ");
-        d.label(svg, 210, 42 + 28 * i, `${token}: ${numbers}`);
+        d.label(svg, 240, 48 + 40 * i, `${token}: ${numbers}`);
       });
       text.textContent = "Rows are queries, columns keys. Shuffle: the outputs move with their " +
         "tokens, and their numbers stay. Attention without positions reads a set.";
