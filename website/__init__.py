@@ -1,1 +1,1 @@
-"""What `make docs` adds to the pages of docs/: code of the library, verdicts, formulas, reference."""
+"""What `make docs` adds to pages: code of the library, verdicts, formulas, the reference."""

@@ -30,7 +30,9 @@ PACKAGES = (
     "qkv.lab",
     "qkv.learn",
 )
-SECTION = re.compile(r"^(Args|Returns|Raises|Yields|Example|Examples):\n((?:(?:    .*)?\n?)*)", re.M)
+SECTION = re.compile(
+    r"^(Args|Returns|Raises|Yields|Example|Examples):\n((?:(?:    .*)?\n?)*)", re.M
+)
 ITEM = re.compile(r"^(\*{0,2}\w+(?:, \w+)*): (.*(?:\n +.*)*)", re.M)
 
 
@@ -46,7 +48,11 @@ def reference_pages() -> dict[str, str]:
 def index_page() -> str:
     """The packages with their first sentences."""
     lines = ["# Reference", "", "From the docstrings of the package.", ""]
-    lines += ["| package | content |", "|---|---|", "| [commands](commands.md) | the command line |"]
+    lines += [
+        "| package | content |",
+        "|---|---|",
+        "| [commands](commands.md) | the command line |",
+    ]
     for package in PACKAGES:
         summary = (ast.get_docstring(parsed(package)) or "").partition("\n")[0]
         lines.append(f"| [{package}]({package}.md) | {summary} |")

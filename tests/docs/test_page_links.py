@@ -7,9 +7,9 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from support.document_pages import ROOT, anchors, dead_links, links, page_paths, read_page
 
 from qkv.learn.course import course
+from support.document_pages import ROOT, anchors, dead_links, links, page_paths, read_page
 
 PAGES = page_paths()
 
@@ -80,7 +80,17 @@ def test_the_readme_keeps_its_two_commands_and_one_screen_a_room() -> None:
     assert "\nmake test " in text
     rooms = re.split(r"^## ", text, flags=re.MULTILINE)[1:]
     names = [room.partition("\n")[0] for room in rooms]
-    wanted = ["Learn", "Train", "Generate", "Fine-tune", "Evaluate", "Look", "Probe", "Lab", "Serve"]
+    wanted = [
+        "Learn",
+        "Train",
+        "Generate",
+        "Fine-tune",
+        "Evaluate",
+        "Look",
+        "Probe",
+        "Lab",
+        "Serve",
+    ]
     assert [name for name in names if name in wanted] == wanted
     assert max(room.count("\n") for room in rooms) <= 40
     assert not [name for name, room in zip(names, rooms, strict=True) if "](" not in room]

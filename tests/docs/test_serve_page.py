@@ -10,6 +10,7 @@ from typing import Any
 from urllib.request import Request, urlopen
 
 import pytest
+
 from support.document_pages import blocks, read_page
 from support.small_server import hosting, running, small_models
 
@@ -32,9 +33,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         host.close()
 
 
-def test_the_client_of_the_page_gets_a_stream(
-    url: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_client_of_the_page_gets_a_stream(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     (block,) = blocks(PAGE, "python")
     assert ADDRESS in block
     exec(compile(block.replace(ADDRESS, url), "docs/serve/index.md", "exec"), {})

@@ -62,9 +62,7 @@ def dead_links(path: Path) -> list[str]:
         if file:
             found = Path(posixpath.normpath(posixpath.join(path.parent.as_posix(), file)))
 
-        if not (ROOT / found).exists():
-            dead.append(link)
-        elif anchor and anchor not in anchors(read_page(found)):
+        if not (ROOT / found).exists() or (anchor and anchor not in anchors(read_page(found))):
             dead.append(link)
 
     return dead
