@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,8 @@ from website.formulas import as_mathml  # noqa: E402
 from website.page_links import PROJECT_PAGES, linked_files, rewrite_links, site_path  # noqa: E402
 from website.reference import reference_pages  # noqa: E402
 
+QUIZ = "learn/quiz.html"
+
 
 def on_files(files: Files, config: Any) -> Files:
     """Add the reference, the documents of the repository and the files that pages link to."""
@@ -30,14 +34,31 @@ def on_files(files: Files, config: Any) -> Files:
     for path in linked_files([*sources, *PROJECT_PAGES]):
         texts[site_path(path)] = (ROOT / path).read_text(encoding="utf-8")
 
+    quiz = quiz_page_html()
+    if quiz is not None:
+        texts[QUIZ] = quiz
+
     for uri, text in texts.items():
         files.append(File.generated(config, uri, content=text))
 
     return files
 
 
-def on_page_markdown(markdown: str, page: Page, **others: Any) -> str:
+def quiz_page_html() -> str | None:
+    """The quiz of the course as a page of its own; None where the course has no quiz."""
+    if find_spec("qkv.learn.quiz") is None:
+        return None
+
+    pages = import_module("qkv.learn.quiz.quiz_page")
+    files = import_module("qkv.learn.quiz.quiz_files")
+    return str(pages.quiz_page(files.questions()))
+
+
+def on_page_markdown(markdown: str, page: Page, files: Files, **others: Any) -> str:
     """Fill in code and verdicts, and let links out of docs/ lead to the copies on the site."""
+    if page.file.src_uri == "learn/index.md" and files.get_file_from_path(QUIZ) is not None:
+        markdown += "\n[Test your knowledge](quiz.html): questions with explained answers.\n"
+
     return rewrite_links(fill_blocks(markdown), page.file.src_uri)
 
 

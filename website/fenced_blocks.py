@@ -20,7 +20,7 @@ from website.library_code import library_code
 
 RESULTS = Path(__file__).parents[1] / "docs" / "experiments"
 BLOCK = re.compile(r"^```(library|experiment|exercise|picture)\n(.*?)^```$", re.M | re.DOTALL)
-STYLES = {"holds": "success", "does not hold": "failure", "cannot be told": "question"}
+STYLES = {"holds": "success", "does not hold": "failure", "cannot be told": "warning"}
 
 
 def fill_blocks(text: str) -> str:

@@ -18,8 +18,13 @@ def library_code(path: str, names: list[str]) -> str:
     """
     source = (PACKAGE / path).read_text(encoding="utf-8")
     tree = ast.parse(source)
-    parts = [excerpt(source, find_definition(tree, name, path)) for name in names]
-    return "\n\n".join(parts)
+    parts = []
+    for name in names:
+        code = excerpt(source, find_definition(tree, name, path))
+        owner = name.rpartition(".")[0]
+        parts.append(f"# {owner}\n{code}" if owner else code)
+
+    return "\n\n\n".join(parts)
 
 
 def find_definition(tree: ast.Module, name: str, path: str) -> Definition:

@@ -201,7 +201,7 @@ const pictures = (() => {
       const x = 40 + 12.5 * query.value;
       d.add(svg, "line", { x1: x, y1: 20, x2: x, y2: 156, class: "line" });
       d.label(svg, x, 172, `query at ${query.value}`, { "text-anchor": "middle" });
-      d.label(svg, 440, 154, "key", {});
+      d.label(svg, 430, 172, "key", { "text-anchor": "end", class: "faint" });
       text.textContent = {
         sinusoidal: "The product of two encodings falls with the distance, the same way from every position.",
         rotary: "Query and key are turned by angles in proportion to their positions; of equal vectors " +
@@ -224,7 +224,7 @@ const pictures = (() => {
       d.label(svg, x, 14, name);
       d.add(svg, "line", { x1: x, y1: 100, x2: x + 170, y2: 100, class: "line" });
       values.forEach((value, i) => {
-        const size = Math.min(80, Math.abs(value) * 16);
+        const size = Math.min(85, Math.abs(value) * 24);
         const y = value > 0 ? 100 - size : 100;
         d.add(svg, "rect", { x: x + 4 + i * 28, y, width: 20, height: size, class: "fill" });
       });

@@ -30,7 +30,20 @@ WITH_PYTHON = [path for path in PAGES if path != TRAIN and blocks(read_page(path
 FLAGS: dict[str, dict[str, Any]] = json.loads(
     (ROOT / "src/qkv/commands/completion.json").read_text(encoding="utf-8")
 )
-KNOWN = {"python", "sh", "json", "toml", "text", "library", "experiment", "exercise", "picture", ""}
+KNOWN = {
+    "python",
+    "sh",
+    "bash",
+    "yaml",
+    "json",
+    "toml",
+    "text",
+    "library",
+    "experiment",
+    "exercise",
+    "picture",
+    "",
+}
 
 
 def run_page(path: Path) -> dict[str, Any]:
@@ -125,7 +138,8 @@ def command_lines() -> list[Any]:
     """Each line of a shell block that calls qkv, with its page."""
     found = []
     for path in page_paths():
-        for block in blocks(read_page(path), "sh"):
+        text = read_page(path)
+        for block in [*blocks(text, "sh"), *blocks(text, "bash")]:
             for line in block.replace("\\\n", " ").splitlines():
                 for command in re.findall(r"(?:^|\| |&& )((?:\w+=\S+ )*qkv .*)", line):
                     found.append(pytest.param(command, id=f"{path}: {command[:60]}"))

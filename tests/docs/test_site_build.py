@@ -74,6 +74,12 @@ def test_links_to_code_lead_to_copies(site: Path) -> None:
     assert "class Embedding" in read(site, link[1])
 
 
+def test_the_quiz_of_the_course_is_a_page(site: Path) -> None:
+    pytest.importorskip("qkv.learn.quiz")
+    assert "quiz.html" in read(site, "learn/index.html")
+    assert "<script" in read(site, "learn/quiz.html")
+
+
 def test_code_that_is_gone_fails_the_build() -> None:
     pytest.importorskip("material", reason='pip install ".[docs]"')
     from website.library_code import library_code
