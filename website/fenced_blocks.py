@@ -83,7 +83,8 @@ def exercise(name: str) -> str:
     return (
         f'!!! example "Exercise {found.number}: {found.title}"\n\n'
         f"    Your file is `{found.stem}.py`; it takes about {found.minutes} minutes. You write "
-        f"{parts}. `qkv learn` checks it whenever you save."
+        f"{parts}. `qkv learn` checks it whenever you save. Slides: {', '.join(found.slides)} "
+        "([from slide to code](../lectures.md))."
     )
 
 
