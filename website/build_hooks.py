@@ -18,6 +18,7 @@ for folder in (ROOT, ROOT / "src"):
 
 from website.fenced_blocks import fill_blocks  # noqa: E402
 from website.formulas import as_mathml  # noqa: E402
+from website.notebook_pages import notebook_page  # noqa: E402
 from website.page_links import PROJECT_PAGES, linked_files, rewrite_links, site_path  # noqa: E402
 from website.reference import reference_pages  # noqa: E402
 
@@ -32,7 +33,10 @@ def on_files(files: Files, config: Any) -> Files:
 
     sources = [Path("docs") / file.src_uri for file in files.documentation_pages()]
     for path in linked_files([*sources, *PROJECT_PAGES]):
-        texts[site_path(path)] = (ROOT / path).read_text(encoding="utf-8")
+        if path.suffix == ".ipynb":
+            texts[site_path(path)] = notebook_page(ROOT / path)
+        else:
+            texts[site_path(path)] = (ROOT / path).read_text(encoding="utf-8")
 
     quiz = quiz_page_html()
     if quiz is not None:

@@ -55,6 +55,8 @@ def site_path(path: Path) -> str:
         return Path(*path.parts[1:]).as_posix()
     if path in PROJECT_PAGES:
         return f"project/{path.name}"
+    if path.suffix == ".ipynb":
+        return f"notebooks/{path.stem}.md"
 
     return f"source/{path.as_posix()}.txt"  # browsers show text, and download Python
 

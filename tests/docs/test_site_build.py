@@ -74,6 +74,14 @@ def test_links_to_code_lead_to_copies(site: Path) -> None:
     assert "class Embedding" in read(site, link[1])
 
 
+def test_notebooks_are_pages(site: Path) -> None:
+    page = read(site, "learn/notebooks.html")
+    found = re.findall(r'href="?\.\./(notebooks/\w+\.html)', page)
+    assert len(found) == 8
+    for name in found:
+        assert "<code" in read(site, name)
+
+
 def test_the_quiz_of_the_course_is_a_page(site: Path) -> None:
     pytest.importorskip("qkv.learn.quiz")
     assert "quiz.html" in read(site, "learn/index.html")
