@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 NOTEBOOKS = sorted(EXAMPLES.glob("*.ipynb"))
-COLAB = "https://colab.research.google.com/github/qkv/qkv/blob/main/examples/"
+COLAB = "https://colab.research.google.com/github/{}/qkv/blob/main/examples/{}"
 
 
 def read_notebook(path: Path) -> dict[str, Any]:
@@ -51,7 +52,8 @@ def test_a_notebook_is_committed_without_outputs_and_with_its_badge(path: Path) 
         if cell["cell_type"] == "code":
             assert (cell["outputs"], cell["execution_count"]) == ([], None)
 
-    assert f"({COLAB}{path.name})" in sources(book, "markdown")[0]
+    (account,) = set(re.findall(r"github(?:\.com)?/([\w-]+)/qkv", path.read_text("utf-8")))
+    assert f"({COLAB.format(account, path.name)})" in sources(book, "markdown")[0]
     assert 'find_spec("qkv")' in sources(book, "code")[0]
     assert not [source for source in sources(book, "code") if source.startswith(("%", "!"))]
 
