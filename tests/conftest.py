@@ -73,6 +73,7 @@ def seed() -> None:
 
 WHOLE_RUNS = (
     "browser/",
+    "docs/",
     "errors/",
     "unit/commands/",
     "unit/command_line/",

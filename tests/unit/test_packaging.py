@@ -108,7 +108,7 @@ def test_every_optional_package_is_in_the_extra_that_its_error_names() -> None:
     for package, (extra, _) in PACKAGES.items():
         assert package in requirements(extra)
 
-    extras = set(PROJECT["optional-dependencies"]) - {"bench", "test"}
+    extras = set(PROJECT["optional-dependencies"]) - {"bench", "docs", "test"}
     assert set().union(*map(requirements, extras)) == set(PACKAGES) | FASTER_IF_INSTALLED
     for extra in ("train", "insight", "serve"):
         assert requirements(extra) <= requirements("all")
