@@ -145,7 +145,6 @@ def global_norm(mine: ModuleType, draw: InputDraw) -> None:
 
     norm = gradient_norm(parameters)
     norms = torch.stack([gradient.norm() for gradient in gradients])
-    lengths = [gradient.numel() for gradient in gradients]
     for limit in (float(norm) / 2, float(norm) * 2):
         given = [gradient.clone() for gradient in gradients]
         found, found_norm = expect_results(mine.clip(given, limit), ("gradients", "their norm"))
@@ -166,25 +165,35 @@ def global_norm(mine: ModuleType, draw: InputDraw) -> None:
         if not isinstance(found, list) or len(found) != len(gradients):
             raise Failed(f"clip: expected a list of {len(gradients)} gradients")
 
-        factor = min(1.0, limit / float(norm))
-        own = [g * min(1.0, limit / float(g.norm())) for g in gradients]
-        expect_equal(
-            torch.cat([gradient.flatten() for gradient in found]),
-            torch.cat([gradient.flatten() for gradient in gradients]) * factor,
-            f"{len(lengths)} gradients one after the other, of {lengths} numbers, with the norm "
-            f"{float(norm):.3g} and the limit {limit:.3g}",
-            {
-                "clip: each gradient is clipped by its own norm, which changes the direction of "
-                "the step": torch.cat([gradient.flatten() for gradient in own]),
-                "clip: each number is clipped, which changes the direction of the step": torch.cat(
-                    [gradient.clamp(-limit, limit).flatten() for gradient in gradients]
-                ),
-                "clip: the gradients are made larger: the norm is at most the limit, "
-                "not always equal to it": torch.cat([g.flatten() for g in gradients])
-                * (limit / float(norm)),
-                "clip: the gradients are not clipped": torch.cat([g.flatten() for g in gradients]),
-            },
-        )
+        expect_clipped(found, gradients, limit, float(norm))
+
+
+def expect_clipped(found: list[Tensor], gradients: list[Tensor], limit: float, norm: float) -> None:
+    """Fail unless all gradients are multiplied by the same factor, limit / norm or 1."""
+    together = flat(gradients)
+    lengths = [gradient.numel() for gradient in gradients]
+    own = [g * min(1.0, limit / float(g.norm())) for g in gradients]
+    expect_equal(
+        flat(found),
+        together * min(1.0, limit / norm),
+        f"{len(lengths)} gradients one after the other, of {lengths} numbers, with the norm "
+        f"{norm:.3g} and the limit {limit:.3g}",
+        {
+            "clip: each gradient is clipped by its own norm, which changes the direction of "
+            "the step": flat(own),
+            "clip: each number is clipped, which changes the direction of the step": (
+                together.clamp(-limit, limit)
+            ),
+            "clip: the gradients are made larger: the norm is at most the limit, "
+            "not always equal to it": together * (limit / norm),
+            "clip: the gradients are not clipped": together,
+        },
+    )
+
+
+def flat(tensors: list[Tensor]) -> Tensor:
+    """All numbers of some tensors, one after the other."""
+    return torch.cat([tensor.flatten() for tensor in tensors])
 
 
 # Accumulation
