@@ -24,6 +24,7 @@ from qkv.insight.render.figures.figure_style import COLOURS, PALE, canvas, plain
 from qkv.lab.report.lab_page import document, html_table, items, section
 from qkv.learn.run_views import attention_views, picture, sample_table, samples, short_look
 from qkv.models.configs import GPTConfig, OwnGPTConfig
+from qkv.models.registry import build
 from qkv.models.variants.own_gpt import OwnGPT, library_config, unlike_the_library
 from qkv.plugins import allow_file
 from qkv.training.logging.metrics import read_metrics
@@ -79,6 +80,7 @@ def finish(folder: Path, steps: int = 200, out: Path | None = None) -> Path:
         raise ValueError(f"folder: there is no {file}; qkv learn start FOLDER writes it")
 
     config = OwnGPTConfig(**SIZES, model=allow_file(f"{file}:GPT", "model"))
+    build(config)  # an error here leaves the earlier runs as they are
     runs = folder / RUNS
     if runs.exists():
         shutil.rmtree(runs)  # of an earlier page

@@ -62,7 +62,7 @@ def expect_ids(
         raise Failed(f"{what}: expected a list of token ids, not {kind(found)}")
     if not all(isinstance(id, int) for id in found):
         raise Failed(
-            f"{what}: expected a list of whole numbers, but one is {kind(found[0])}; "
+            f"{what}: expected a list of whole numbers, but one is {kind(first_other(found))}; "
             "int(...) makes a whole number of it"
         )
     if found == list(expected):
@@ -76,6 +76,11 @@ def expect_ids(
     raise Failed(
         f"{what}: the tokens are not the expected ones", *examples, FailingExample(what, rows)
     )
+
+
+def first_other(found: Sequence[Any]) -> Any:
+    """The first element that is not a whole number."""
+    return next(value for value in found if not isinstance(value, int))
 
 
 def expect_results(found: Any, names: Sequence[str], what: str = "") -> Any:

@@ -73,7 +73,7 @@ class StudentFolder:
             entries = {name: dict(entry) for name, entry in stored.items()}
         except FileNotFoundError:
             return {}
-        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
             aside = free_name(self.path, f"{PROGRESS}.damaged-", "")
             with suppress(OSError):
                 path.rename(aside)
@@ -93,13 +93,16 @@ class StudentFolder:
         text = json.dumps({"version": 1, "exercises": progress}, indent=1)
         write_text(self.path / PROGRESS, f"{text}\n")
 
-    def record(self, exercise: Exercise, state: str, parts: Sequence[tuple[str, str]]) -> None:
+    def record(
+        self, exercise: Exercise, state: str, parts: Sequence[tuple[str, str]], digest: str
+    ) -> None:
         """Store the result of a check.
 
         Args:
             exercise: The exercise.
             state: The state of all of it.
             parts: The part and the state of each check.
+            digest: The checksum of what was checked, from before the check.
         """
         by_part: dict[str, str] = {}
         for part, found in parts:
@@ -111,7 +114,7 @@ class StudentFolder:
             "held": sum(found == "passed" for _, found in parts),
             "checks": len(parts),
             "parts": by_part,
-            "file": self.digest(exercise),
+            "file": digest,
         }
         if state == "passed":
             values["was_green"] = True
@@ -119,11 +122,15 @@ class StudentFolder:
         self.change(exercise, values)
 
     def digest(self, exercise: Exercise) -> str:
-        """A checksum of the student's file."""
-        try:
-            return hashlib.sha256(self.file(exercise).read_bytes()).hexdigest()[:16]
-        except OSError:
-            return ""
+        """A checksum of the student's file, and of those of earlier exercises that it uses."""
+        checksum = hashlib.sha256()
+        for name in (exercise.name, *exercise.uses):
+            with suppress(OSError):
+                checksum.update(self.file(course()[name]).read_bytes())
+
+            checksum.update(name.encode())
+
+        return checksum.hexdigest()[:16]
 
     def standing(self, exercise: Exercise) -> Standing:
         """How far the student is with an exercise; stored values of a wrong type are ignored."""
@@ -200,7 +207,8 @@ def start_course(folder: Path) -> tuple[list[str], list[str]]:
     """
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"folder: {folder} is a file; give a new folder")
-    if folder.is_dir() and any(folder.iterdir()) and not is_course(folder):
+    others = [path for path in folder.glob("*") if not path.name.startswith(".")]
+    if others and not is_course(folder):
         raise ValueError(
             f"folder: {folder} has files that are not of the course; choose a new folder"
         )

@@ -42,10 +42,11 @@ class StudentSession:
 
     def check(self, exercise: Exercise) -> Report:
         """Check a file, and remember the result."""
+        digest = self.folder.digest(exercise)  # a save during the check is not checked yet
         report = self.runner.run(exercise, self.folder.file(exercise))
         parts = [(result.part, result.state) for result in report.results]
         with suppress(OSError):  # a folder that cannot be written to can still be checked
-            self.folder.record(exercise, report.state, parts)
+            self.folder.record(exercise, report.state, parts, digest)
 
         return report
 
@@ -62,7 +63,9 @@ class StudentSession:
 
         exercise = self.folder.next_exercise()
         if exercise is None:
-            raise ValueError("exercise: all exercises are green; name one")
+            raise ValueError(
+                "exercise: all exercises are green; name one, or see your GPT with qkv learn finish"
+            )
 
         return exercise
 
@@ -135,10 +138,11 @@ class StudentSession:
                 minutes += exercise.minutes
 
         if green == len(course()):
-            return f"All {green} exercises are green."
+            return f"All {green} exercises are green. Next: qkv learn finish, your GPT beside ours."
 
         left = f"{minutes / 60:.1f} hours" if minutes > 90 else f"{minutes} minutes"
-        return f"{green} of {len(course())} exercises are green; about {left} are left."
+        verb = "is" if green == 1 else "are"
+        return f"{green} of {len(course())} exercises {verb} green; about {left} are left."
 
     def next(self) -> str:
         """What comes next, in a few lines."""

@@ -65,7 +65,7 @@ AT_IMPORT = {
     "100 GB of a tensor": ("import torch; torch.ones(25_000_000_000)", "more memory"),
     "100 GB of a list": ("x = [0] * 12_000_000_000", "more memory"),
     "a large file": (
-        "open('large', 'wb').write(bytes(200 << 20))",
+        "import tempfile; tempfile.TemporaryFile().write(bytes(200 << 20))",
         "File too large",
     ),
     "writing to the library": (
@@ -75,6 +75,23 @@ AT_IMPORT = {
     "deleting another exercise": (
         "import os; os.remove('ex02_scores.py')",
         "do not change the course",
+    ),
+    "deleting a copy that reset keeps": (
+        "import os; os.remove('ex02_scores.copy1.py')",
+        "do not change the course",
+    ),
+    "writing into the folder": (
+        "open('notes.txt', 'w').write('x')",
+        "do not write to the course",
+    ),
+    "no inputs for the checks": (
+        "import qkv.learn.run_checks as c\nc.SIZES = ()",
+        "replaces qkv.learn.run_checks.SIZES",
+    ),
+    "a tolerance of its own": (
+        "from qkv.learn.expectations import expect_equal\n"
+        "expect_equal.__kwdefaults__ = {'tolerance': 1e9}",
+        "replaces qkv.learn.expectations.expect_equal",
     ),
     "replacing torch": (
         "import torch\ntorch.softmax = lambda *a, **b: a[0]",
@@ -229,13 +246,15 @@ def test_ctrl_c_ends_the_child(
 
 
 def test_printed_results_are_not_believed(lookup: Exercise, tmp_path: Path) -> None:
-    """Neither what is printed nor what is written to the file without the key."""
+    """Neither what is printed, nor what is written to the file, nor a signed line again."""
     forged = """
 import glob, json, os, tempfile
-line = json.dumps({"key": "guess", "kind": "done", "value": None})
-print(line)
 for name in glob.glob(os.path.join(tempfile.gettempdir(), "qkv-check-*", "results")):
-    with open(name, "a") as file: file.write(line + "\\n")
+    first = json.loads(open(name).readline())
+    message = json.dumps([1, "done", []])
+    line = json.dumps({"proof": first["proof"], "message": message})
+    print(line)
+    with open(name, "a") as file: file.write(line + "\\n" + json.dumps(first) + "\\n")
 os._exit(0)
 """
     report = report_on(lookup, tmp_path, forged)
@@ -245,17 +264,18 @@ os._exit(0)
 
 def test_a_process_that_is_left_behind_is_ended(lookup: Exercise, tmp_path: Path) -> None:
     """libc's fork is not seen by the audit hook; the group is ended with the child."""
+    pid_file = tmp_path.with_name("pid of the process")
     text = f"""
 import ctypes, os, time
 pid = ctypes.CDLL(None).fork()
 if pid == 0:
     time.sleep(600)
-open({str(tmp_path / "pid")!r}, "w").write(str(pid))
+open({str(pid_file)!r}, "w").write(str(pid))
 """
     report = report_on(lookup, tmp_path, text + lookup.answer)
 
     assert report.state == "passed"
-    pid = int((tmp_path / "pid").read_text())
+    pid = int((pid_file).read_text())
     stat = Path(f"/proc/{pid}/stat")
     assert not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] in "ZX"
 
@@ -338,7 +358,9 @@ def test_functions_that_are_only_used_are_not_replaced() -> None:
 
 
 def test_paths_of_the_library_are_protected(tmp_path: Path) -> None:
-    assert check_limits.is_protected(f"{check_limits.PACKAGE}/learn/course.py")
-    assert check_limits.is_protected(b"ex01_lookup.py")
-    assert not check_limits.is_protected(tmp_path / "mine.txt")
-    assert not check_limits.is_protected(3)
+    folders = (check_limits.PACKAGE, str(tmp_path / "course"))
+    assert check_limits.is_below(f"{check_limits.PACKAGE}/learn/course.py", folders)
+    assert check_limits.is_below(tmp_path / "course" / "notes.txt", folders)
+    assert check_limits.is_below(os.fsencode(tmp_path / "course"), folders)
+    assert not check_limits.is_below(tmp_path / "course-2" / "mine.txt", folders)
+    assert not check_limits.is_below(3, folders)

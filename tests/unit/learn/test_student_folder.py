@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from qkv.learn.course import course, find_exercise
+from qkv.learn.course import Exercise, course, find_exercise
+from qkv.learn.run_checks import CheckResult, Report
 from qkv.learn.student_folder import PROGRESS, StudentFolder, start_course
 from qkv.learn.student_session import StudentSession
 
@@ -36,7 +37,7 @@ def test_start_writes_every_template(folder: StudentFolder) -> None:
 def test_starting_again_writes_only_what_is_missing(folder: StudentFolder) -> None:
     (folder.path / FILE).write_text("mine")
     (folder.path / "notes.txt").write_text("mine, too")
-    folder.record(LOOKUP, "passed", [("exact", "passed")])
+    folder.record(LOOKUP, "passed", [("exact", "passed")], folder.digest(LOOKUP))
 
     written, kept = start_course(folder.path)
 
@@ -81,7 +82,7 @@ def test_reset_keeps_numbered_copies(folder: StudentFolder) -> None:
 
 def test_progress_is_remembered_until_the_file_changes(folder: StudentFolder) -> None:
     results = [("exact", "passed"), ("exact", "failed"), ("top", "open")]
-    folder.record(LOOKUP, "failed", results)
+    folder.record(LOOKUP, "failed", results, folder.digest(LOOKUP))
 
     standing = StudentFolder(folder.path).standing(LOOKUP)
     assert standing == ("failed", 1, 3, {"exact": "failed", "top": "open"}, False)
@@ -108,7 +109,7 @@ def test_a_damaged_progress_file_is_put_aside(folder: StudentFolder, text: bytes
 
     assert "started anew" in folder.notes[0]
     assert (folder.path / f"{PROGRESS}.damaged-1").read_bytes() == text
-    folder.record(LOOKUP, "passed", [("exact", "passed")])
+    folder.record(LOOKUP, "passed", [("exact", "passed")], folder.digest(LOOKUP))
     assert folder.standing(LOOKUP).state == "passed"
 
 
@@ -130,7 +131,7 @@ def test_there_are_three_hints_and_the_last_one_stays(folder: StudentFolder) -> 
 def test_hints_are_for_the_first_part_that_is_not_green(folder: StudentFolder) -> None:
     states = [(part.name, "passed") for part in LOOKUP.parts]
     states[2] = ("top", "failed")
-    folder.record(LOOKUP, "failed", states)
+    folder.record(LOOKUP, "failed", states, folder.digest(LOOKUP))
 
     hint = StudentSession(folder.path).hint()
 
@@ -143,7 +144,7 @@ def test_show_waits_for_green(folder: StudentFolder) -> None:
         session.show("lookup")
 
     assert session.show("lookup", insist=True) == LOOKUP.answer
-    folder.record(LOOKUP, "passed", [("exact", "passed")])
+    folder.record(LOOKUP, "passed", [("exact", "passed")], folder.digest(LOOKUP))
     (folder.path / FILE).write_text("changed afterwards")
     assert session.show("ex01_lookup.py") == LOOKUP.answer
 
@@ -153,9 +154,9 @@ def test_the_summary_counts_green_exercises(folder: StudentFolder) -> None:
     before = session.summary()
     assert before.startswith("0 of ")
     for exercise in course().values():
-        folder.record(exercise, "passed", [("part", "passed")])
+        folder.record(exercise, "passed", [("part", "passed")], folder.digest(exercise))
 
-    assert session.summary() == f"All {len(course())} exercises are green."
+    assert session.summary().startswith(f"All {len(course())} exercises are green.")
     assert "qkv learn finish" in session.next()
     with pytest.raises(ValueError, match="all exercises are green"):
         session.hint()
@@ -169,3 +170,36 @@ def test_the_list_does_not_import_torch(folder: StudentFolder) -> None:
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert result.stdout.split()[-1] == "False", result.stderr
     assert "lookup" in result.stdout
+
+
+def test_a_change_of_an_earlier_exercise_is_a_change(tmp_path: Path) -> None:
+    """The GPT is not green any more when the block that it uses is reset."""
+    start_course(tmp_path)
+    folder = StudentFolder(tmp_path)
+    gpt = course()["gpt"]
+    folder.record(gpt, "passed", [("hidden", "passed")], folder.digest(gpt))
+    assert folder.standing(gpt).state == "passed"
+
+    folder.file(course()["block"]).write_text("changed = 1\n", encoding="utf-8")
+    assert folder.standing(gpt).state == "changed"
+
+
+def test_a_save_during_a_check_is_not_green(tmp_path: Path) -> None:
+    start_course(tmp_path)
+    exercise = course()["lookup"]
+    path = tmp_path / f"{exercise.stem}.py"
+
+    class SavingRunner:
+        def run(self, exercise: Exercise, file: Path) -> Report:
+            path.write_text("saved = 1\n", encoding="utf-8")
+            return Report(exercise.name, (CheckResult("exact", "title", "passed"),))
+
+    session = StudentSession(tmp_path, SavingRunner())
+    session.check(exercise)
+    assert session.folder.standing(exercise).state == "changed"
+
+
+def test_a_repository_without_files_takes_the_course(tmp_path: Path) -> None:
+    (tmp_path / ".git").mkdir()
+    start_course(tmp_path)
+    assert (tmp_path / "ex01_lookup.py").is_file()

@@ -1,13 +1,17 @@
 """The child process that runs a student's code, and sends each result to its parent at once.
 
-The results go to a private file, each with a key that the parent chose, and not to the standard
-output, which belongs to the student. `python -m qkv.learn.sandbox.check_child` imports everything,
-then waits on its standard input for what to do.
+The results go to a private file, numbered and signed with a key that the parent chose, and not to
+the standard output, which belongs to the student. This guards against accidents and simple tricks;
+code that searches the memory of its own process could still find the key.
+
+`python -m qkv.learn.sandbox.check_child` imports everything, then waits on its standard input for
+what to do.
 """
 
 from __future__ import annotations
 
 import faulthandler
+import hmac
 import json
 import os
 import re
@@ -51,7 +55,7 @@ class CheckJob:
     results: str
     """The file for the results."""
     key: str
-    """Every result comes with it."""
+    """Every message comes with a proof that its writer knew it."""
     parts: tuple[str, ...]
     """Parts to check; none means all."""
     limits: CheckLimits
@@ -60,12 +64,16 @@ class CheckJob:
 def run_job(job: CheckJob, namespace: Mapping[str, Any] | None = None) -> None:
     """Import the student's file, or take her functions from a namespace, and run the checks."""
     descriptor = os.open(job.results, os.O_WRONLY | os.O_APPEND)
+    number = 0
 
     def send(kind: str, value: Any) -> None:
         if kind in ("error", "done"):
             flush_output()  # before the parent ends this process
 
-        line = json.dumps({"key": job.key, "kind": kind, "value": value})
+        nonlocal number
+        message = json.dumps([number, kind, value])
+        number += 1
+        line = json.dumps({"proof": proof(job.key, message), "message": message})
         os.write(descriptor, f"{line}\n".encode())
 
     exercise = find_exercise(job.exercise)
@@ -73,7 +81,7 @@ def run_job(job: CheckJob, namespace: Mapping[str, Any] | None = None) -> None:
     prepare()
     functions = checks_of(exercise, job.parts)
     known = KnownFunctions()
-    apply_limits(job.limits)
+    apply_limits(job.limits, path.parent)
     send("ready", [list(function.__dict__["check"]) for function in functions])
 
     try:
@@ -92,6 +100,11 @@ def run_job(job: CheckJob, namespace: Mapping[str, Any] | None = None) -> None:
         send("error", said)
 
     send("done", [name for name in SLOW if name in sys.modules])
+
+
+def proof(key: str, message: str) -> str:
+    """What shows that a numbered message was written with the key, which no file contains."""
+    return hmac.new(key.encode(), message.encode(), "sha256").hexdigest()
 
 
 def prepare() -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import os
-import re
 import signal
 import sys
 import threading
@@ -17,6 +16,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +28,6 @@ LOOK_AT_MEMORY = 0.05
 OUT_OF_MEMORY = 97
 """Seconds between two looks, and the exit status of a process that has grown too much."""
 PACKAGE = str(Path(__file__).resolve().parents[2])
-OWN_FILES = re.compile(r"ex\d\d_\w+\.py|mine\.py|\.qkv-learn\.json")
-"""Files of the course, which the student edits and her code does not."""
 STARTING = {
     "os.exec",
     "os.fork",
@@ -63,9 +61,14 @@ class CheckLimits:
     """Bytes of a file that is written."""
 
 
-def apply_limits(limits: CheckLimits) -> None:
-    """Limit this process for good, as far as the operating system can."""
-    sys.addaudithook(forbid)
+def apply_limits(limits: CheckLimits, folder: Path) -> None:
+    """Limit this process for good, as far as the operating system can.
+
+    Args:
+        limits: What the checks may use.
+        folder: The student's folder, in which nothing is changed.
+    """
+    sys.addaudithook(partial(forbid, (PACKAGE, str(folder.resolve()))))
     try:
         import resource
     except ImportError:  # Windows
@@ -145,7 +148,7 @@ def time_limit(limits: CheckLimits) -> Iterator[None]:
         signal.setitimer(signal.ITIMER_REAL, 0)
 
 
-def forbid(event: str, arguments: tuple[Any, ...]) -> None:
+def forbid(folders: tuple[str, ...], event: str, arguments: tuple[Any, ...]) -> None:
     """Audit hook: raise PermissionError for what a student's code must not do."""
     if event in STARTING:
         raise PermissionError("the checks start no other programs or processes; leave that out")
@@ -154,21 +157,18 @@ def forbid(event: str, arguments: tuple[Any, ...]) -> None:
     if event == "open":
         path, mode, flags = arguments
         writes = set(mode or "") & set("wax+") or (flags or 0) & WRITE_FLAGS
-        if writes and is_protected(path):
+        if writes and is_below(path, folders):
             raise PermissionError(f"{path}: the checks do not write to the course or to qkv")
     elif event in CHANGING:
         for path in arguments[:2]:
-            if is_protected(path):
+            if is_below(path, folders):
                 raise PermissionError(f"{path}: the checks do not change the course or qkv")
 
 
-def is_protected(path: Any) -> bool:
-    """Whether a path belongs to the library or to the course."""
+def is_below(path: Any, folders: tuple[str, ...]) -> bool:
+    """Whether a path is one of the folders, or below one."""
     if not isinstance(path, (str, bytes, os.PathLike)):
         return False
 
-    name = os.fsdecode(path)
-    if OWN_FILES.fullmatch(os.path.basename(name)):
-        return True
-
-    return (os.path.realpath(name) + os.sep).startswith(PACKAGE + os.sep)
+    name = os.path.realpath(os.fsdecode(path)) + os.sep
+    return any(name.startswith(folder + os.sep) for folder in folders)

@@ -22,7 +22,7 @@ from typing import Any
 from qkv.learn.course import Exercise
 from qkv.learn.expectations import FailingExample
 from qkv.learn.run_checks import CheckResult, Report
-from qkv.learn.sandbox.check_child import SLOW, CheckJob
+from qkv.learn.sandbox.check_child import SLOW, CheckJob, proof
 from qkv.learn.sandbox.check_limits import OUT_OF_MEMORY, CheckLimits
 from qkv.learn.sandbox.child_process import ChildProcess, ForkedChild, KeptOutput, SpawnedChild
 
@@ -134,6 +134,7 @@ class Messages:
     def __init__(self, job: CheckJob) -> None:
         self.job = job
         self.offset = 0
+        self.number = 0
         self.rest = b""
         self.titles: list[list[str]] = []
         self.results: list[CheckResult] = []
@@ -144,7 +145,7 @@ class Messages:
         self.is_done = False
 
     def read(self) -> None:
-        """Read what came since the last call; lines without the key are ignored."""
+        """Read what came since the last call; unsigned and repeated lines are ignored."""
         try:
             with open(self.job.results, "rb") as file:
                 file.seek(self.offset)
@@ -156,9 +157,11 @@ class Messages:
         *lines, self.rest = (self.rest + content).split(b"\n")
         for line in lines:
             with suppress(ValueError, KeyError, TypeError):
-                message = json.loads(line)
-                if message["key"] == self.job.key:
-                    self.take(message["kind"], message["value"])
+                sent = json.loads(line)
+                number, kind, value = json.loads(sent["message"])
+                if number == self.number and sent["proof"] == proof(self.job.key, sent["message"]):
+                    self.number += 1
+                    self.take(kind, value)
 
     def take(self, kind: str, value: Any) -> None:
         if kind == "ready":
@@ -181,6 +184,8 @@ class Messages:
         name = self.job.exercise
         if self.error:
             return Report(name, (), self.error, printed)
+        if self.is_done and len(self.results) < max(1, len(self.titles)):
+            return Report(name, (), "not all checks ran: does the file change the checks?", printed)
         if self.is_done:
             return Report(name, tuple(self.results), "", printed)
         if self.running is None:  # before the first check, or after the last one

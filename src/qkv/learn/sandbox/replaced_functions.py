@@ -48,7 +48,7 @@ class KnownFunctions:
             self.functions[id(owner), name] = value
             self.names[id(owner), name] = f"{full_name(owner)}.{name}"
             if isinstance(value, FunctionType):
-                self.code[id(value)] = value.__code__
+                self.code[id(value)] = body(value)
 
         self.settings = {name: read() for name, read in SETTINGS.items()}
 
@@ -75,8 +75,8 @@ class KnownFunctions:
         return sorted(set(names))
 
     def code_changed(self, value: Any) -> bool:
-        """Whether the body of a function was exchanged."""
-        return isinstance(value, FunctionType) and self.code.get(id(value)) is not value.__code__
+        """Whether the body of a function, or a default of it, was exchanged."""
+        return isinstance(value, FunctionType) and self.code.get(id(value)) != body(value)
 
     def changed_settings(self) -> list[str]:
         """The functions that must have been called, because torch's state is another."""
@@ -84,14 +84,15 @@ class KnownFunctions:
 
 
 def all_functions() -> Iterator[tuple[Any, str, Any]]:
-    """Module or class, name and value of everything that can be called and is watched."""
+    """Module or class, name and value of all watched functions, and of the course's constants."""
     for module_name, module in list(sys.modules.items()):
         ours = module_name == "qkv" or module_name.startswith("qkv.")
         if not ours and module_name not in WATCHED:
             continue
 
         for name, value in list(vars(module).items()):
-            if not callable(value):
+            constant = module_name.startswith("qkv.learn") and name.isupper()
+            if not callable(value) and not constant:
                 continue
 
             yield module, name, value
@@ -107,6 +108,11 @@ def is_wrapper_of_torch(value: Any, known: Any) -> bool:
     code = getattr(value, "__code__", None)
     inner = (getattr(value, name, None) for name in ("__wrapped__", "_torchdynamo_orig_callable"))
     return code is not None and code.co_filename.startswith(TORCH) and known in inner
+
+
+def body(function: FunctionType) -> tuple[Any, ...]:
+    """What decides the results of a function: its code and its defaults."""
+    return function.__code__, function.__defaults__, str(function.__kwdefaults__)
 
 
 def methods(class_: type) -> Iterator[tuple[Any, str, Any]]:

@@ -29,6 +29,7 @@ from qkv.learn.expectations import (
     table,
 )
 from qkv.learn.result_kinds import (
+    as_number,
     expect_ids,
     expect_number,
     expect_results,
@@ -156,6 +157,24 @@ def drawn_token(mine: ModuleType, draw: InputDraw) -> None:
             raise Failed(f"draw: {uniform:.3f} falls on token {right}, not {found}", example)
 
         expect_number(found, right, f"draw with the number {uniform:.3f}")
+
+
+@check("draw", "Never a token of probability 0, nor one beyond the last")
+def drawn_at_the_edges(mine: ModuleType, draw: InputDraw) -> None:
+    p = 1 / (draw.size + 1)
+    for probabilities, uniform, right in (
+        ([0.0, p, 1 - p], 0.0, 1),
+        ([0.0, 0.0, 1.0], 0.0, 2),
+        ([p, 1 - p - 1e-3, 0.0], 0.9999, 1),
+    ):
+        given = torch.tensor(probabilities)
+        found = as_number(mine.draw(given.clone(), uniform), "draw")
+        if found != right:
+            raise Failed(
+                f"draw, with the number {uniform}: token {found:g} has no piece of the line; "
+                f"expected token {right}",
+                table("probabilities", given),
+            )
 
 
 def named_draws(mine: ModuleType, probabilities: Tensor, wrong: dict[str, int]) -> dict[str, int]:
