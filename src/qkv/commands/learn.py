@@ -187,9 +187,14 @@ def finish(folder: Path = HERE, steps: int = 200, out: Path | None = None) -> No
         steps: Training steps.
         out: The page, an .html file.
     """
+    from qkv.learn.own_gpt_page import RUNS, largest, loss_pairs
     from qkv.learn.own_gpt_page import finish as write_page
 
-    print(write_page(folder, steps, out))
+    print(f"Training your GPT and the library's, {steps} steps each ...", file=sys.stderr)
+    page = write_page(folder, steps, out)
+    worst = largest(loss_pairs(folder / RUNS / "mine", folder / RUNS / "library"))
+    print(f"The losses differ by {worst.difference:.1e} at most, in step {worst.step}.")
+    print(page)
 
 
 def watch(folder: Path = HERE) -> None:

@@ -1,8 +1,8 @@
 """What checks say of a student's code: equalities and properties, with the mistake named.
 
 A check is a function with the decorator `check`, which names the part it is about and what must
-hold. It gets the student's module and a `InputDraw` of random inputs, small ones first, so that the
-first failure is the smallest example.
+hold. It gets the student's module and an `InputDraw` of random inputs, small ones first, so that
+the first failure is the smallest example.
 """
 
 from __future__ import annotations
@@ -164,7 +164,9 @@ def expect_gradients(
         output = function(*leaves)
         if not output.requires_grad:
             if function is mine:
-                raise Failed(f"{what} has no gradient: was it detached, or computed in numpy?")
+                raise Failed(
+                    f"{what}: there is no gradient: was it detached, or computed in numpy?"
+                )
 
             return
 
@@ -202,12 +204,14 @@ def is_close(found: Tensor, expected: Tensor, tolerance: float) -> bool:
 
 def table(title: str, values: Tensor, names: Sequence[str] = ()) -> FailingExample:
     """A small tensor as a table; of a large one the beginning."""
+    shown = matrix(values)
     rows = []
-    for number, row in enumerate(matrix(values)):
+    for number, row in enumerate(shown):
         name = names[number] if names else str(number)
         rows.append((name, *(number_text(value) for value in row)))
 
-    return FailingExample(f"{title} {tuple(values.shape)}", tuple(rows))
+    part = ", in part" if shown.numel() < values.numel() else ""
+    return FailingExample(f"{title} {tuple(values.shape)}{part}", tuple(rows))
 
 
 def compare(what: str, found: Tensor, expected: Tensor, tolerance: float) -> FailingExample:

@@ -9,7 +9,8 @@ Train it, and say once that loading it may run this file:
     qkv train gpt --model mine.py --data english --out runs/mine
     export QKV_PLUGINS=mine.py
 
-Then use it as any other model:
+Training takes about 25 minutes on two slow cores; --steps 200 is enough for a first look, and
+Ctrl-C stops it at any time (--resume goes on). Then use it as any other model:
 
     qkv generate runs/mine "I took my dog"
     qkv look runs/mine "I took my dog for a walk"

@@ -291,7 +291,7 @@ def zeros_of_head(mine: ModuleType, draw: InputDraw) -> None:
                     "knock_out: only this head is left; it is the one that should be 0": (
                         x * (mine_heads == head)
                     ),
-                    f"knock_out: every {heads}th number is 0; a head has D numbers side by side": (
+                    f"knock_out: one number in {heads} is 0; a head has D numbers side by side": (
                         x * (interleaved != head)
                     ),
                     f"knock_out: position {head} is 0; a head is a part of every vector": (

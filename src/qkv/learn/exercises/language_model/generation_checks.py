@@ -256,7 +256,10 @@ def generated_by_choice(mine: ModuleType, draw: InputDraw) -> None:
     model = peaked_gpt(draw, V, T + length)
     prompt = draw.integers(V, T).tolist()
     greedy = library_generate(model, prompt, length=length, temperature=0)
-    expect_ids(mine.generate(model, list(prompt), length), greedy, "generate with a GPT")
+    given = list(prompt)
+    expect_ids(mine.generate(model, given, length), greedy, "generate with a GPT")
+    if given != prompt:
+        raise Failed("generate: the list prompt is longer afterwards; collect new tokens elsewhere")
 
     def least_likely(logits: Tensor) -> int:
         expect_shape(logits, (V,), "the logits that choose gets", "(V,)")

@@ -312,7 +312,7 @@ def parameters_of_sizes(mine: ModuleType, draw: InputDraw) -> None:
     expect_number(
         mine.count_parameters(V, context, E, depth),
         right,
-        f"the parameters with V = {V}, context = {context}, E = {E}, depth = {depth}",
+        f"the number of parameters with V = {V}, context = {context}, E = {E}, depth = {depth}",
         {
             "count_parameters: the output layer is counted, too; it is tied, "
             "the token embedding once more": right + V * E,

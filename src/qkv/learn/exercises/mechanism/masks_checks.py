@@ -216,7 +216,7 @@ def large_masked_scores(mine: ModuleType, draw: InputDraw) -> None:
     expect_equal(
         found,
         right_softmax(below, mask),
-        "masked_softmax, with scores of -2e12: a number such as -1e9 is no -inf: hidden keys get "
+        "masked_softmax, with scores of -2e12: a number such as -1e9 is not -inf: hidden keys get "
         "the larger score",
         inputs={"scores": below, "mask": mask},
     )
