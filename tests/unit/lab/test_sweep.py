@@ -197,6 +197,8 @@ def test_an_interrupted_sweep_goes_on_and_leaves_no_process(
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        # In a background job of a shell SIGINT is ignored, and children inherit that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     folder = tmp_path / "planted" / "measured"
     until(lambda: len(list(folder.glob("*.json"))) == 2 or process.poll() is not None)
