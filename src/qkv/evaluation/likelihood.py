@@ -1,4 +1,4 @@
-"""Log-likelihoods of continuations under a GPT: the core of every task that compares texts.
+"""Log-likelihoods under a language model: the core of every task that compares texts.
 
 Only positions that predict a continuation get logits. Shared work is done once: equal inputs are
 one row, and the options of one question branch off the same KV cache. Rows are sorted by length to
@@ -71,7 +71,7 @@ def truncate_requests(requests: Sequence[Request], model: Model) -> tuple[list[R
     """Requests that fit the model's context, and the number that were truncated.
 
     Contexts are truncated from the left, as in the literature. Transformer-XL reads in segments and
-    needs no truncation.
+    an RNN token by token: they need no truncation.
     """
     for request in requests:
         if not request.context or not request.continuation:

@@ -257,7 +257,7 @@ def number_text(value: Tensor) -> str:
     return f"{number:.3g}" if isinstance(number, float) else str(number)
 
 
-# Calls and results of functions (mechanism)
+# Calls and results of functions
 
 
 def call_with(function: Callable[..., Any], inputs: Mapping[str, Any]) -> Any:
@@ -350,6 +350,3 @@ def expect_untouched(what: str, **inputs: Tensor) -> Iterator[None]:
                 f"needs it: {name} = {name} + ... makes a new tensor",
                 compare(name, value, before[name], 0.0),
             )
-
-
-# Several results, and numbers (exercises 13 to 16)

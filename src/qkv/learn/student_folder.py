@@ -19,6 +19,7 @@ from qkv.learn.own_gpt_file import MINE
 from qkv.storage import write_text
 
 PROGRESS = ".qkv-learn.json"
+"""The file with the progress, which also marks the folder of a course."""
 STATES = ("passed", "failed", "open")
 
 

@@ -11,7 +11,8 @@ import pytest
 from qkv.learn.course import course
 from qkv.learn.expectations import Failed
 from qkv.learn.result_kinds import expect_number, expect_results
-from qkv.learn.run_checks import Report, run_checks
+from qkv.learn.run_checks import run_checks
+from support.student_files import report_with
 
 LAST_STATE = "states[torch.arange(len(lengths)), lengths - 1]"
 WEIGHTS = "scores.masked_fill(is_padding, -torch.inf).softmax(-1)"
@@ -165,45 +166,22 @@ WRONG = [
 """Exercise, lines of the solution, lines that must not pass."""
 
 
-@pytest.fixture(autouse=True)
-def forget_student_modules(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Imported files of one test are not seen by the next."""
-    for name in list(sys.modules):
-        if re.fullmatch(r"ex\d\d_\w+", name):
-            monkeypatch.delitem(sys.modules, name)
-
-    monkeypatch.setattr(sys, "path", list(sys.path))
-
-
-def checked(folder: Path, name: str, old: str, new: str) -> Report:
-    """The checks of a solution in which some lines are others."""
-    exercise = course()[name]
-    assert old in exercise.answer
-    for earlier in exercise.uses:
-        path = folder / f"{course()[earlier].stem}.py"
-        path.write_text(course()[earlier].answer, encoding="utf-8")
-
-    path = folder / f"{exercise.stem}.py"
-    path.write_text(exercise.answer.replace(old, new), encoding="utf-8")
-    return run_checks(exercise, path)
-
-
 @pytest.mark.parametrize(("name", "old", "new"), RIGHT)
 def test_another_right_solution_passes(name: str, old: str, new: str, tmp_path: Path) -> None:
-    report = checked(tmp_path, name, old, new)
+    report = report_with(tmp_path, name, old, new)
     messages = [result.message for result in report.results if result.state != "passed"]
     assert (messages, report.error) == ([], "")
 
 
 @pytest.mark.parametrize(("name", "old", "new"), WRONG)
 def test_another_wrong_solution_fails(name: str, old: str, new: str, tmp_path: Path) -> None:
-    report = checked(tmp_path, name, old, new)
+    report = report_with(tmp_path, name, old, new)
     assert not report.error
     assert report.state == "failed"
 
 
 def test_a_wrong_score_of_exercise_2_is_named(tmp_path: Path) -> None:
-    checked(tmp_path, "encoder_decoder", "", "")
+    report_with(tmp_path, "encoder_decoder", "", "")
     for name in list(sys.modules):
         if re.fullmatch(r"ex\d\d_\w+", name):
             del sys.modules[name]

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import random
-import re
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,10 +10,9 @@ import tokenizers
 import torch
 from tokenizers import models
 
-from qkv.learn.course import course
 from qkv.learn.exercises.blocks import byte_pair_reference as byte_pairs
 from qkv.learn.expectations import Failed, expect_untouched
-from qkv.learn.run_checks import Report, run_checks
+from support.student_files import report_with
 
 MASKED_ATTEND = "        _, weights = masked_attend(query, key, value, mask)\n"
 OWN_ATTENTION = """        scores = (query @ key.mT) / query.shape[-1] ** 0.5
@@ -95,38 +92,15 @@ WRONG = [
 """Exercise, lines of the solution, lines that are right for some inputs only."""
 
 
-def report_of(folder: Path, name: str, old: str, new: str) -> Report:
-    """Check a solution in which some lines are replaced."""
-    exercise = course()[name]
-    for earlier in exercise.uses:
-        path = folder / f"{course()[earlier].stem}.py"
-        path.write_text(course()[earlier].answer, encoding="utf-8")
-
-    assert old in exercise.answer
-    path = folder / f"{exercise.stem}.py"
-    path.write_text(exercise.answer.replace(old, new), encoding="utf-8")
-    return run_checks(exercise, path)
-
-
-@pytest.fixture(autouse=True)
-def forget_student_modules(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Imported files of one test are not seen by the next."""
-    for name in list(sys.modules):
-        if re.fullmatch(r"ex\d\d_\w+", name):
-            monkeypatch.delitem(sys.modules, name)
-
-    monkeypatch.setattr(sys, "path", list(sys.path))
-
-
 @pytest.mark.parametrize(("name", "old", "new"), RIGHT)
 def test_another_right_solution_passes(name: str, old: str, new: str, tmp_path: Path) -> None:
-    report = report_of(tmp_path, name, old, new)
+    report = report_with(tmp_path, name, old, new)
     assert report.state == "passed", [result.message for result in report.results]
 
 
 @pytest.mark.parametrize(("name", "old", "new"), WRONG)
 def test_a_special_case_fails(name: str, old: str, new: str, tmp_path: Path) -> None:
-    assert report_of(tmp_path, name, old, new).state == "failed"
+    assert report_with(tmp_path, name, old, new).state == "failed"
 
 
 def test_the_expected_tokens_are_those_of_the_tokenizers_library() -> None:

@@ -3,37 +3,16 @@
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 
 import pytest
 
 from qkv.learn.course import HOLE, Exercise, Wrong, course
 from qkv.learn.run_checks import Report, checks_of, import_student, run_check, run_checks
+from support.student_files import write_answer
 
 EXERCISES = list(course().values())
 WRONG = [(exercise, wrong) for exercise in EXERCISES for wrong in exercise.wrong]
-
-
-def written(folder: Path, exercise: Exercise, text: str) -> Path:
-    """The student's file, beside the solutions of the exercises that it uses."""
-    for name in exercise.uses:
-        earlier = course()[name]
-        (folder / f"{earlier.stem}.py").write_text(earlier.answer, encoding="utf-8")
-
-    path = folder / f"{exercise.stem}.py"
-    path.write_text(text, encoding="utf-8")
-    return path
-
-
-@pytest.fixture(autouse=True)
-def forget_student_modules(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Imported files of one test are not seen by the next."""
-    for name in list(sys.modules):
-        if re.fullmatch(r"ex\d\d_\w+", name):
-            monkeypatch.delitem(sys.modules, name)
-
-    monkeypatch.setattr(sys, "path", list(sys.path))
 
 
 def failures(report: Report) -> str:
@@ -42,13 +21,13 @@ def failures(report: Report) -> str:
 
 @pytest.mark.parametrize("exercise", EXERCISES, ids=lambda exercise: exercise.stem)
 def test_the_solution_passes(exercise: Exercise, tmp_path: Path) -> None:
-    report = run_checks(exercise, written(tmp_path, exercise, exercise.answer))
+    report = run_checks(exercise, write_answer(tmp_path, exercise, exercise.answer))
     assert report.state == "passed", failures(report)
 
 
 @pytest.mark.parametrize("exercise", EXERCISES, ids=lambda exercise: exercise.stem)
 def test_the_template_is_open(exercise: Exercise, tmp_path: Path) -> None:
-    report = run_checks(exercise, written(tmp_path, exercise, exercise.template))
+    report = run_checks(exercise, write_answer(tmp_path, exercise, exercise.template))
     assert {result.state for result in report.results} == {"open"}, failures(report)
     assert exercise.template.count(HOLE) >= len(exercise.parts)
 
@@ -68,7 +47,7 @@ def test_each_exercise_has_hints_checks_and_wrong_solutions(exercise: Exercise) 
 def test_a_wrong_solution_fails_by_name(exercise: Exercise, wrong: Wrong, tmp_path: Path) -> None:
     assert exercise.answer.count(wrong.old) >= 1, "the lines to replace are not in the solution"
     text = exercise.answer.replace(wrong.old, wrong.new)
-    path = written(tmp_path, exercise, text)
+    path = write_answer(tmp_path, exercise, text)
     mine = import_student(path)
     for function in checks_of(exercise):  # the first failure is what a student reads first
         result = run_check(function, mine, path)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
-from qkv.learn.course import course
 from qkv.learn.expectations import (
     Failed,
     call_with,
@@ -19,7 +17,7 @@ from qkv.learn.expectations import (
     expect_pair,
 )
 from qkv.learn.result_kinds import as_number
-from qkv.learn.run_checks import run_checks
+from support.student_files import report_with
 
 MASKED_SOFTMAX = """    weights = scores.masked_fill(~mask, -math.inf).softmax(-1)
     return weights.masked_fill(~mask, 0)"""
@@ -53,17 +51,9 @@ OTHER_WAYS = [
 
 @pytest.mark.parametrize(("name", "old", "new"), OTHER_WAYS)
 def test_another_way_to_the_same_result_passes(
-    name: str, old: str, new: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, old: str, new: str, tmp_path: Path
 ) -> None:
-    exercise = course()[name]
-    assert old in exercise.answer
-    path = tmp_path / f"{exercise.stem}.py"
-    path.write_text(exercise.answer.replace(old, new), encoding="utf-8")
-
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.delitem(sys.modules, exercise.stem, raising=False)
-    report = run_checks(exercise, path)
-    monkeypatch.delitem(sys.modules, exercise.stem)
+    report = report_with(tmp_path, name, old, new)
     assert report.state == "passed", [one for one in report.results if one.state != "passed"]
 
 

@@ -119,12 +119,10 @@ def chunks(look: LookData, start: dict[str, Any]) -> Iterator[str]:
 
 def page_head(model: str, script: str, style: str) -> str:
     """The beginning of the page, with a policy that allows this script and this style alone."""
-    policy = (
-        f"default-src 'none'; script-src {hashed(script)}; style-src {hashed(style)}; "
-        "img-src data:; base-uri 'none'; form-action 'none'"
-    )
     name = html.escape(model).encode("utf-8", "replace").decode()
-    return Template(module("page_head.html")).substitute(policy=policy, name=name, style=style)
+    return Template(module("page_head.html")).substitute(
+        policy=content_policy(script, style), name=name, style=style
+    )
 
 
 def blocks(look: LookData, code: Code, kind: str, layer: int) -> Iterator[tuple[str, str]]:
@@ -287,6 +285,14 @@ def compact(guesses: Any) -> Any:
         return [guesses.text, guesses.id, float(f"{guesses.probability:.4g}")]
 
     return list(map(compact, guesses))
+
+
+def content_policy(script: str, style: str) -> str:
+    """The content security policy of a page that allows its own script and style alone."""
+    return (
+        f"default-src 'none'; script-src {hashed(script)}; style-src {hashed(style)}; "
+        "img-src data:; base-uri 'none'; form-action 'none'"
+    )
 
 
 def hashed(content: str) -> str:

@@ -18,7 +18,7 @@ from typing import Any
 
 from qkv import storage
 from qkv.insight.render.figures.figure_style import render, save
-from qkv.insight.render.page import hashed
+from qkv.insight.render.page import content_policy
 from qkv.lab.lab_results import Results, x_text
 from qkv.lab.paired_intervals import VerdictWord, interval_text, number_text, range_text
 from qkv.lab.report.forest_plot import draw_effect
@@ -89,12 +89,8 @@ def document(title: str, place: str, content: str, data: Any) -> str:
     """A whole page, with a policy that allows this script and this style alone."""
     script = asset("lab_page.js")
     style = asset("lab_page.css")
-    policy = (
-        f"default-src 'none'; script-src {hashed(script)}; style-src {hashed(style)}; "
-        "img-src data:; base-uri 'none'; form-action 'none'"
-    )
     return Template(asset("lab_page.html")).substitute(
-        policy=policy,
+        policy=content_policy(script, style),
         title=html.escape(title),
         style=style,
         place=html.escape(place),

@@ -18,9 +18,8 @@ from qkv.learn.quiz import quiz_files
 from qkv.learn.quiz.quiz_code import Grade, grade, mistakes_of, run_code
 from qkv.learn.quiz.quiz_files import QuizQuestion
 from qkv.learn.quiz.quiz_progress import FILE, QuizProgress
+from qkv.learn.student_folder import PROGRESS
 
-COURSE_FILE = ".qkv-learn.json"
-"""The file that marks the folder of a course."""
 EXPECTED = {
     "choice": "the number of an option",
     "number": "a number, such as 0.25, 1/4 or 2e-3",
@@ -102,7 +101,7 @@ def answer_file(folder: Path | None) -> Path | None:
     """Where answers are kept: a given folder, or this one if it is a student's."""
     if folder is not None:
         return folder / FILE
-    if Path(COURSE_FILE).exists() or Path(FILE).exists():
+    if Path(PROGRESS).exists() or Path(FILE).exists():
         return Path(FILE)
 
     return None

@@ -14,7 +14,7 @@ from string import Template
 from typing import Any
 
 from qkv import storage
-from qkv.insight.render.page import hashed
+from qkv.insight.render.page import content_policy
 from qkv.learn.quiz.quiz_code import run_code
 from qkv.learn.quiz.quiz_files import QuizQuestion
 
@@ -29,12 +29,8 @@ def quiz_page(questions: Sequence[QuizQuestion]) -> str:
     data = [page_question(question) for question in questions]
     script = asset("quiz_page.js")
     style = asset("quiz_page.css")
-    policy = (
-        f"default-src 'none'; script-src {hashed(script)}; style-src {hashed(style)}; "
-        "img-src data:; base-uri 'none'; form-action 'none'"
-    )
     return Template(asset("quiz_page.html")).substitute(
-        policy=policy,
+        policy=content_policy(script, style),
         style=style,
         data=json.dumps(data).replace("<", "\\u003c"),
         script=script,

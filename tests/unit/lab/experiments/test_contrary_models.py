@@ -16,16 +16,9 @@ from qkv.lab.experiments.inside import position_probes
 from qkv.lab.experiments.recurrent import bottleneck_lab, distance_lab
 from qkv.lab.experiments.translation import forcing_lab, table2_lab
 from qkv.lab.experiments.translation import translators as tr
-from qkv.training.run_config import DataConfig
-from qkv.training.setup.training_task import TrainingTask, assemble
+from qkv.training.setup.training_task import TrainingTask
 
 CPU = torch.device("cpu")
-
-
-@pytest.fixture(scope="module")
-def small_task() -> TrainingTask:
-    data = DataConfig(data=("turkish:valid",), validation=("turkish:test",), tokenizer="words")
-    return assemble(tr.rnn(2), data, batch_tokens=64, seed=0)
 
 
 @pytest.fixture(autouse=True)

@@ -23,8 +23,7 @@ from qkv.lab.surgery import free_running
 from qkv.models import build
 from qkv.models.model import Model
 from qkv.nn.hooks import add_hook
-from qkv.training.run_config import DataConfig
-from qkv.training.setup.training_task import TrainingTask, assemble
+from qkv.training.setup.training_task import TrainingTask
 
 CPU = torch.device("cpu")
 NAMES = ("table2", "scores", "alignment", "forcing", "sampling")
@@ -42,12 +41,6 @@ PROMISED = {
     "forcing": {"BLEU", "mean BLEU", "errors"},
     "sampling": {"frequency", "rejected", "BLEU", tr.VARIETY},
 }
-
-
-@pytest.fixture(scope="module")
-def small_task() -> TrainingTask:
-    data = DataConfig(data=("turkish:valid",), validation=("turkish:test",), tokenizer="words")
-    return assemble(tr.rnn(2), data, batch_tokens=64, seed=0)
 
 
 @pytest.fixture(autouse=True)
