@@ -200,7 +200,18 @@ def mistrained(text: str, merges: int) -> dict[str, list[Pair]]:
 @check("train", "Each time the pair that occurs most often; of equals the first in the text")
 def trained(mine: ModuleType, draw: InputDraw) -> None:
     # Small texts in which single rules show, then a drawn one
-    texts = ["", "ab", "abab", " a a", "a\na\n", "babaxaxa", "xyxyzz zz", "aaabdaaabac", "éèéè", draw_text(draw)]
+    texts = [
+        "",
+        "ab",
+        "abab",
+        " a a",
+        "a\na\n",
+        "babaxaxa",
+        "xyxyzz zz",
+        "aaabdaaabac",
+        "éèéè",
+        draw_text(draw),
+    ]
     for text in texts:
         for merges in (1, 2, 3, 3 * draw.size):
             ids = list(text.encode())

@@ -45,7 +45,7 @@ def adamw_mistakes(
         "no epsilon": "adamw_update: epsilon is missing, or is not the one that is given",
         "no root": "adamw_update: the square root of s' is missing",
         "betas": "adamw_update: beta1 and beta2 are exchanged: beta1 is for the mean",
-        "fixed betas": "adamw_update: beta1 and beta2 are ignored; they are not always 0.9 and 0.95",
+        "fixed betas": "adamw_update: beta1 and beta2 are ignored; use those that are given",
         "fixed beta1": "adamw_update: beta1 is ignored; it is not always 0.9",
         "fixed beta2": "adamw_update: beta2 is ignored; it is not always 0.95",
         "square of mean": "adamw_update: s is the mean of g^2, not the square of the mean",

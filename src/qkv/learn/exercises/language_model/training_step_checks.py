@@ -70,8 +70,8 @@ def warmup_and_cosine(mine: ModuleType, draw: InputDraw) -> None:
             "highest / warmup": late,
             "learning_rate: the cosine is one step late: the last step should have "
             "final * highest": cosine(lambda step: (step - warmup) / (steps - warmup)),
-            "learning_rate: progress ends below 1: its divisor is one too large; the last step should "
-            "have final * highest": (
+            "learning_rate: progress ends below 1: its divisor is one too large; the last step "
+            "should have final * highest": (
                 cosine(lambda step: (step - warmup + 1) / (steps - warmup + 1))
             ),
             "learning_rate: progress is still 0 at step warmup; step warmup - 1 has the highest "

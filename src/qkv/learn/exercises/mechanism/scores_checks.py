@@ -126,24 +126,6 @@ def measured_pairs(mine: ModuleType, draw: InputDraw) -> None:
         )
 
 
-@check("score_variance", "Each query meets one key: a score for each pair")
-def one_score_per_pair(mine: ModuleType, draw: InputDraw) -> None:
-    if draw.size > 1:  # the same at any size
-        return
-
-    # The variance of two scores is often almost 0, that of all four of 2 queries and 2 keys seldom.
-    width, calls, small = 64, 2000, 0
-    for _ in range(calls):
-        small += as_number(mine.score_variance(width, 2), "score_variance") < 0.05 * width
-
-    if small < 0.034 * calls:
-        raise Failed(
-            "score_variance: the variance goes over all queries with all keys, pairs * pairs "
-            f"scores: of two pairs it is below 0.05 D in {small} of {calls} calls, and should be "
-            "in about 350; query n belongs to key n alone"
-        )
-
-
 @check("typical_score", "The square root of the variance")
 def standard_deviation(mine: ModuleType, draw: InputDraw) -> None:
     for width in (1, draw.size + 2, 64 * draw.size):
