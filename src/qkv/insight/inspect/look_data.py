@@ -13,7 +13,7 @@ from torch import Tensor
 
 from qkv.generation.fill import Guess
 from qkv.insight.inspect.capture import CapturedAttention
-from qkv.insight.inspect.head_walk import HeadName, HeadWalk
+from qkv.insight.walk.head_walk import HeadName, HeadWalk
 from qkv.insight.inspect.model_input import Reading
 from qkv.insight.inspect.residual_norms import Norms
 

@@ -22,12 +22,13 @@ from qkv.insight.inspect.model_input import Side
 from qkv.insight.render.page_encoding import Code, as_json, block, numbers, packed, rounded
 from qkv.insight.render.page_text import heading, missing_views
 from qkv.insight.render.script_bundle import bundle, module
-from qkv.insight.render.walk_data import described_walks, walk_blocks
+from qkv.insight.render.walk.walk_data import described_walks, walk_blocks
 from qkv.insight.render.views import MISSING, View, ViewChoice, head_numbers, numbered
 
 EXACT = 4_000_000
 """Weights up to which each has 16 bits; above, each has 8 bits of its root, precise near 0."""
 THREADS = 4
+STYLES = ("view.css", "walk.css")
 
 
 def page(look: LookData, choice: ViewChoice = ViewChoice()) -> str:  # noqa: B008 - it is frozen
@@ -79,6 +80,9 @@ def opening(look: LookData, choice: ViewChoice) -> dict[str, Any]:
     }
     if view == "numbers":
         start |= {"view": "heads", "glance": "entropy"}
+    if choice.token is not None:
+        rows = len(attention.rows.ids)
+        start["token"] = numbered("token", choice.token, rows)
     if view == "walk":
         start |= opening_walk(look, choice, start)
 
@@ -113,7 +117,7 @@ def has_view(look: LookData, view: View) -> bool:
 def chunks(look: LookData, start: dict[str, Any]) -> Iterator[str]:
     """The page in order: what is drawn first comes first, and is drawn while the rest is loaded."""
     script = bundle("standalone.js")
-    yield page_head(look.model, script, module("view.css"))
+    yield page_head(look.model, script, "".join(map(module, STYLES)))
 
     # Tokens, shapes and small heat maps, then the script
     code: Code = "linear16" if cells(look) <= EXACT else "root8"

@@ -11,7 +11,7 @@ from qkv.insight.inspect.look_data import (
     NORMS_MAX_TOKENS,
     LookData,
 )
-from qkv.insight.inspect.telling_heads import WALK_MAX_TOKENS
+from qkv.insight.walk.telling_heads import WALK_MAX_TOKENS
 from qkv.insight.inspect.whole_words import WholeWord
 
 HEADING = 60

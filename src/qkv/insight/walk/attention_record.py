@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from qkv.insight.inspect.capture import visible
-from qkv.insight.inspect.head_equation import Projected
+from qkv.insight.walk.head_equation import Projected
 from qkv.insight.inspect.hook_checks import capture_required
 from qkv.models.model import Model
 from qkv.models.sites import AttentionSite, attention_sites

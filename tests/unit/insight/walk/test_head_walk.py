@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from qkv.insight.inspect.head_walk import HeadWalk, walk_head, walk_heads
+from qkv.insight.walk.head_walk import HeadWalk, walk_head, walk_heads
 from qkv.insight.inspect.logit_lens import logit_lens
 from qkv.insight.inspect.model_input import read
 from qkv.models.model import backbone_of
