@@ -52,6 +52,7 @@ class Look(LookData):
         layer: int | None = None,
         head: Heads = None,
         words: bool = False,
+        without_first: bool = False,
     ) -> Path:
         """Write a page (.html), one view as a picture (.png, .svg, .pdf), or the weights.
 
@@ -62,6 +63,7 @@ class Look(LookData):
             layer: The layer, counted from 0 (default 0).
             head: One head or several, counted from 0; default the mean of all.
             words: Join the tokens of a word.
+            without_first: Leave out the first token and special tokens, and rescale the rest.
 
         Returns:
             The path.
@@ -76,7 +78,9 @@ class Look(LookData):
         if ending == ".safetensors":
             return self.write_weights(path)
 
-        choice = ViewChoice(view=view, kind=kind, layer=layer, head=head, words=words)
+        choice = ViewChoice(
+            view=view, kind=kind, layer=layer, head=head, words=words, without_first=without_first
+        )
         if ending == ".html":
             storage.write_text(path, page(self, choice))
             return path

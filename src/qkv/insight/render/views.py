@@ -56,6 +56,8 @@ class ViewChoice:
     head: Heads = None
     words: bool = False
     """Whether tokens are joined to whole words."""
+    without_first: bool = False
+    """Whether the first token and special tokens are left out, and the rest rescaled."""
 
 
 def view_data(look: LookData, view: str) -> Any:

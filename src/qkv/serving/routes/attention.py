@@ -140,7 +140,7 @@ def check_weights(model: Model, size: int, layers: list[int] | None) -> None:
 def look_response(result: Look, body: AttentionRequest) -> Response:
     """Pack a look as the page of `qkv look` reads it."""
     code: Any = "linear16" if cells(result) <= EXACT else "root8"
-    start = opening(result, ViewChoice(kind=body.kind))
+    start = opening(result, ViewChoice(kind=body.kind), fetches=True)
     packed = dict(blocks(result, code, str(start.get("kind")), start.get("layer", 0)))
 
     return Json(

@@ -1,5 +1,7 @@
 // The state of the page as the end of its address: a link restores it.
 
+import { readHeadState, withinHeads, writeHeadState } from "qkv/head_state.js";
+
 export const VIEWS = ["head", "heads", "lines", "next", "lens", "norms", "attribution"];
 
 export function toHash(state) {
@@ -10,6 +12,7 @@ export function toHash(state) {
   if (state.kept.length) parts.set("kept", state.kept.map(([layer, head]) => `${layer}.${head}`).join(" "));
   parts.set("scale", state.scale);
   if (state.glance !== "pattern") parts.set("glance", state.glance);
+  writeHeadState(state, parts);
   if (state.theme) parts.set("theme", state.theme);
   return `#${parts}`;
 }
@@ -35,6 +38,7 @@ export function fromHash(hash, state, data) {
       scale: one("scale", ["linear", "root", "log"]),
       glance: one("glance", ["pattern", "entropy", "distance"]),
       theme: one("theme", ["dark", "light"]),
+      ...readHeadState(parts, state),
     },
     data,
   );
@@ -57,6 +61,7 @@ export function within(state, data) {
     token,
     layer: clamp(state.layer, attention.depth),
     head: clamp(state.head, attention.heads),
+    ...withinHeads(state, attention),
   };
 }
 
