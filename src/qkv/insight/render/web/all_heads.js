@@ -111,7 +111,10 @@ export class AllHeads {
       const pattern = this.patternAt(layer, head);
       cell.dataset.name = pattern?.name ?? "";
       cell.title = `Layer ${layer}, head ${head}${pattern ? `: ${fullName(pattern)}` : ""}`;
-      cell.lastChild.textContent = pattern?.short ?? "";
+      cell.lastChild.replaceChildren(
+        element("span", { class: "name" }, pattern?.short ?? ""),
+        element("span", { class: "site" }, `${layer}.${head}`),
+      );
     });
     const chip = ([name, count]) => {
       const pick = () => this.page.set({ only: this.page.state.only === name ? null : name });

@@ -11,7 +11,7 @@ const INK = { light: ["#1c1e22", "#0a62a8"], dark: ["#e8e8e6", "#7cc4f5"] };
 
 export class HeatSums {
   constructor() {
-    this.below = element("canvas", { class: "sum-below", role: "img" });
+    this.below = element("canvas", { class: "sum-below", role: "img", "aria-label": "The sum of each column" });
     this.beside = element("canvas", { class: "sum-beside", role: "img", "aria-label": "The sum of each row" });
     this.name = element("p", { class: "sum-name" }, "sum of column");
     this.parts = [this.below, this.beside, this.name];

@@ -62,6 +62,7 @@ export class OneHead {
       (cell) => this.hover(cell),
       () => this.room(),
     );
+    this.first = element("h2", { class: "second-line" });
     this.says = element("p", { class: "says" });
     this.told = element("p", { class: "note" });
     this.sums = element("button", { type: "button", class: "switch", onclick: () => this.flip("sums") }, "Sums");
@@ -77,7 +78,7 @@ export class OneHead {
         "div",
         { class: "main" },
         this.busy,
-        element("div", { class: "maps" }, element("div", {}, this.map.element), this.second.element),
+        element("div", { class: "maps" }, element("div", {}, this.first, this.map.element), this.second.element),
       ),
       element(
         "aside",
@@ -126,6 +127,8 @@ export class OneHead {
     this.compare.setAttribute("aria-pressed", String(state.compare !== null));
     this.compare.hidden = !this.page.other && (Boolean(attention.names) || attention.depth * attention.heads === 1);
     this.element.classList.toggle("paired", state.compare !== null);
+    this.first.hidden = state.compare === null;
+    this.first.textContent = this.page.site();
   }
 
   pick(token) {

@@ -67,8 +67,8 @@ export class SecondHead {
     );
     this.map = new HeatMap({ name: "The second head: rows are queries, columns are keys", onhover, room });
     this.note = element("p", { class: "note" });
-    const line = element("div", { class: "second-line" }, this.layer, this.head, this.what.element);
-    this.element = element("div", { class: "second", hidden: true }, line, this.map.element, this.note);
+    this.line = element("div", { class: "second-line" }, this.layer, this.head, this.what.element);
+    this.element = element("div", { hidden: true });
     this.matrix = null;
   }
 
@@ -96,6 +96,7 @@ export class SecondHead {
 
   async show(state, first, { rows, columns, pinned, causal, left }) {
     this.element.hidden = state.compare === null;
+    this.element.replaceChildren(...(state.compare ? [this.line, this.map.element, this.note] : []));
     if (state.compare === null) return;
     const attention = this.store.attention(state.kind) ?? this.store.data.attention[0];
     const [layer, head] = state.compare;

@@ -4,7 +4,7 @@ import { element } from "qkv/elements.js";
 import { GAP, tileLayout } from "qkv/tile_layout.js";
 
 const MOST_BLOCKS = 4;
-const CAPTION = 13; // pixels of a name
+const CAPTION = 13; // pixels of a name, and of the number of a sorted head
 const NUMBER = 1.4; // width of a number by its height
 
 export class TileGrid {
@@ -55,11 +55,12 @@ export class TileGrid {
     const { depth, heads, element: table } = this;
     const wide = table.classList.contains("numbers") ? NUMBER : ratio;
     const caption = named ? CAPTION : 0;
+    const captions = this.sorted ? 2 * CAPTION : caption; // sorted heads have their number, too
     const { blocks, deep, size } = tileLayout({ layers: depth, heads, width, height, ratio: wide, caption });
     const column = `${Math.floor(size * wide)}px`;
     this.across = Math.max(1, Math.floor(width / (Math.floor(size * wide) + GAP)));
     table.style.setProperty("--tile", `${size}px`);
-    table.style.setProperty("--caption", `${caption}px`);
+    table.style.setProperty("--caption", `${captions}px`);
     table.style.gridTemplateColumns = this.sorted
       ? `repeat(${this.across}, ${column})`
       : `repeat(${blocks}, 22px repeat(${heads}, ${column}))`;
