@@ -14,6 +14,7 @@ from rich.console import Console
 from qkv.command_line.model_opening import DEFAULT_MACHINE, Machine, ModelName, open_float32
 from qkv.command_line.output_checks import check_not_input, check_writable
 from qkv.command_line.user_input import note, note_unknown, read_standard_input, read_text_or_pipe
+from qkv.insight.heads.head_names import read_measurement, with_measurement
 from qkv.insight.inspect.capture import unmasked
 from qkv.insight.walk.head_walk import HeadName, walk_heads
 from qkv.insight.inspect.position_encoding import position_encoding
@@ -67,6 +68,12 @@ class LookCommand:
     words: bool = False
     """Join the pieces of a word: attention to a word is summed over its pieces, attention from a
     word is averaged."""
+    without_first: bool = False
+    """Leave out the first token and special tokens, which take much of the weight, and rescale the
+    rest to 100%."""
+    names: Path | None = None
+    """A file that `qkv heads MODEL --json` printed: heads of a page are named by it, not by this
+    text alone."""
     mask: Literal["causal", "none"] = "causal"
     """none removes the causal mask of a GPT, to see what it hides."""
     out: Path | None = None
@@ -133,7 +140,13 @@ class LookCommand:
             head=head,
             words=self.words,
             token=self.token,
+            without_first=self.without_first,
         )
+        if self.names is not None:
+            measured = read_measurement(self.names)
+            named = [with_measurement(attention, measured) for attention in result.attention]
+            result = replace(result, attention=named)
+
         self.show_look(result, choice)
 
     @property

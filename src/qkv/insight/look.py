@@ -57,6 +57,7 @@ class Look(LookData):
         head: Heads = None,
         words: bool = False,
         token: int | None = None,
+        without_first: bool = False,
     ) -> Path:
         """Write a page (.html), one view as a picture (.png, .svg, .pdf), or the weights.
 
@@ -68,6 +69,7 @@ class Look(LookData):
             head: One head or several, counted from 0; default the mean of all.
             words: Join the tokens of a word.
             token: The token that is chosen when a page opens, counted from 0.
+            without_first: Leave out the first token and special tokens, and rescale the rest.
 
         Returns:
             The path.
@@ -83,7 +85,13 @@ class Look(LookData):
             return self.write_weights(path)
 
         choice = ViewChoice(
-            view=view, kind=kind, layer=layer, head=head, words=words, token=token
+            view=view,
+            kind=kind,
+            layer=layer,
+            head=head,
+            words=words,
+            token=token,
+            without_first=without_first,
         )
         if ending == ".html":
             storage.write_text(path, page(self, choice))

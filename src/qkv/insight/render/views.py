@@ -61,6 +61,8 @@ class ViewChoice:
     """Whether tokens are joined to whole words."""
     token: int | None = None
     """The query of a walk; by default the last."""
+    without_first: bool = False
+    """Whether the first token and special tokens are left out, and the rest rescaled."""
 
 
 def view_data(look: LookData, view: str) -> Any:

@@ -155,7 +155,7 @@ def walks_to_fetch(result: Look) -> dict[str, Any]:
 def look_response(result: Look, body: AttentionRequest) -> Response:
     """Pack a look as the page of `qkv look` reads it."""
     code: Any = "linear16" if cells(result) <= EXACT else "root8"
-    start = opening(result, ViewChoice(kind=body.kind))
+    start = opening(result, ViewChoice(kind=body.kind), fetches=True)
     packed = dict(blocks(result, code, str(start.get("kind")), start.get("layer", 0)))
 
     return Json(

@@ -5,6 +5,7 @@ import { Attribution } from "qkv/attribution.js";
 import { Colours } from "qkv/colour.js";
 import { Controls } from "qkv/controls.js";
 import { element } from "qkv/elements.js";
+import { HEAD_STATE } from "qkv/head_state.js";
 import { Help } from "qkv/help.js";
 import { standalone } from "qkv/host.js";
 import { Lens } from "qkv/lens.js";
@@ -14,6 +15,7 @@ import { NamedHeads } from "qkv/named_heads.js";
 import { NextTokens } from "qkv/next_tokens.js";
 import { Norms } from "qkv/norms.js";
 import { OneHead } from "qkv/one_head.js";
+import { meanName } from "qkv/shown_matrix.js";
 import { VIEWS, fromHash, toHash, within } from "qkv/state.js";
 import { Store } from "qkv/store.js";
 import { Names, tokenText } from "qkv/token_text.js";
@@ -59,6 +61,7 @@ export class Page {
       scale: longest > LONG ? "log" : "root",
       glance: "pattern",
       theme: null,
+      ...HEAD_STATE,
     };
     this.first = within({ ...first, ...data.start }, data);
   }
@@ -144,7 +147,8 @@ export class Page {
   set(changes) {
     const state = within({ ...this.state, ...changes }, this.store.data);
     if (JSON.stringify(state) === JSON.stringify(this.state)) return;
-    const moved = state.layer !== this.state.layer || state.head !== this.state.head || state.kind !== this.state.kind;
+    const moved = state.layer !== this.state.layer || state.head !== this.state.head || state.kind !== this.state.kind ||
+      state.mean !== this.state.mean;
     this.state = state;
     this.host.write(toHash(state));
     if (moved) this.setStatus(this.site());
@@ -189,7 +193,9 @@ export class Page {
   site() {
     const { kind, layer, head } = this.state;
     const several = this.store.data.attention.length > 1 ? `${kind} attention, ` : "";
-    return `${several}${this.headName(layer, head)}`.replace(/^./, (letter) => letter.toUpperCase());
+    const attention = this.store.attention(kind);
+    const name = this.state.mean ? meanName(attention, this.state) : this.headName(layer, head);
+    return `${several}${name}`.replace(/^./, (letter) => letter.toUpperCase());
   }
 
   /** The name of a head, or its numbers. */

@@ -1,5 +1,6 @@
 // The state of the page as the end of its address: a link restores it.
 
+import { readHeadState, withinHeads, writeHeadState } from "qkv/head_state.js";
 import { STEPS } from "qkv/walk_steps.js";
 
 export const VIEWS = ["walk", "head", "heads", "lines", "next", "lens", "norms", "attribution"];
@@ -13,6 +14,7 @@ export function toHash(state) {
   if (state.view === "walk") parts.set("step", state.step);
   parts.set("scale", state.scale);
   if (state.glance !== "pattern") parts.set("glance", state.glance);
+  writeHeadState(state, parts);
   if (state.theme) parts.set("theme", state.theme);
   return `#${parts}`;
 }
@@ -39,6 +41,7 @@ export function fromHash(hash, state, data) {
       scale: one("scale", ["linear", "root", "log"]),
       glance: one("glance", ["pattern", "entropy", "distance"]),
       theme: one("theme", ["dark", "light"]),
+      ...readHeadState(parts, state),
     },
     data,
   );
@@ -62,6 +65,7 @@ export function within(state, data) {
     layer: clamp(state.layer, attention.depth),
     head: clamp(state.head, attention.heads),
     step: Math.min(STEPS.length, Math.max(1, state.step ?? 1)),
+    ...withinHeads(state, attention),
   };
 }
 
