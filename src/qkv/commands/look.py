@@ -24,6 +24,7 @@ from qkv.insight.render import terminal
 from qkv.insight.render.views import ENDINGS, View, ViewChoice
 from qkv.models.model import Model
 from qkv.text.tokenizer import Tokenizer
+from qkv.storage import last_part
 
 WITHOUT_ATTENTION = ("next", "lens", "norms")
 """Views that show no attention weights."""
@@ -120,7 +121,7 @@ class LookCommand:
                 target=self.target,
                 layers=layers,
                 at_least=self.layer,
-                name=self.model,
+                name=last_part(self.model),
                 attention=whole or self.view not in WITHOUT_ATTENTION,
                 lens=self.view == "lens" or None,
                 norms=self.view == "norms" or None,

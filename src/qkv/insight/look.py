@@ -22,7 +22,7 @@ from qkv.insight.inspect.capture import CapturedAttention, capture_attention
 from qkv.insight.walk.head_walk import HeadName, HeadWalk, counted, walk_heads
 from qkv.insight.inspect.logit_lens import logit_lens, makes_predictions, next_tokens
 from qkv.insight.inspect.look_data import LookData
-from qkv.insight.inspect.model_input import Reading, read
+from qkv.insight.inspect.model_input import Reading, leading_spaces, read
 from qkv.insight.inspect.residual_norms import Norms, residual_norms
 from qkv.insight.walk.telling_heads import WALK_MAX_TOKENS, affordable, telling_heads
 from qkv.insight.render.page import page
@@ -204,17 +204,19 @@ def look(
         by_layer,
         *gradients,
         bidirectional,
-        walks_of(model, tokenizer, reading, heads, required=bool(walks or walked)),
+        walks=walks_of(model, tokenizer, reading, heads, required=bool(walks or walked)),
+        texts=given_texts(tokenizer, reading, texts, source, target),
+        leading_spaces=leading_spaces(tokenizer, shown_ids(reading, by_layer or [predictions])),
     )
 
 
 def opened(
     model: Model | artifact.Loaded | str | Path, tokenizer: Tokenizer | None
 ) -> tuple[str, Model, Tokenizer]:
-    """The title of a model (its path or class), the model, loaded if need be, and its tokenizer."""
-    path = None
+    """The title of a model (its name or class), the model, loaded if need be, and its tokenizer."""
+    name = None
     if isinstance(model, str | Path):
-        path = str(model)
+        name = storage.last_part(str(model))
         model = artifact.load(model)
 
     if isinstance(model, tuple):
@@ -227,7 +229,40 @@ def opened(
             "tokenizer: expected the one that belongs to the model; qkv.load gives both"
         )
 
-    return path or type(model).__name__, model, tokenizer
+    return name or type(model).__name__, model, tokenizer
+
+
+# The text as it was given
+
+
+def given_texts(
+    tokenizer: Tokenizer,
+    reading: Reading,
+    texts: tuple[str, ...],
+    source: str | None,
+    target: str | None,
+) -> tuple[str, ...]:
+    """The texts as given, with the translation that the model made if no target is given."""
+    if reading.source is None or not (source or texts):
+        return texts
+    if target is None:
+        target = tokenizer.decode(reading.text.ids[1:])
+
+    return source or texts[0], target
+
+
+def shown_ids(reading: Reading, predictions: Sequence[list[list[Guess]] | None]) -> set[int]:
+    """The ids of all tokens that a look shows: those of its texts, and all guesses."""
+    ids: set[int] = set()
+    for side in (reading.text, reading.source, reading.chosen):
+        if side is not None:
+            ids.update(side.ids)
+
+    for layer in predictions:
+        for guesses in layer or ():
+            ids.update(guess.id for guess in guesses)
+
+    return ids
 
 
 # The parts of a look

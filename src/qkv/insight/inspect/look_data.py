@@ -6,7 +6,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from jaxtyping import Float
 from torch import Tensor
@@ -55,6 +56,11 @@ class LookData:
     """True for a BERT, which predicts the token at a position; others predict the next token."""
     walks: dict[HeadName, HeadWalk] | None = None
     """The walks of some heads, by kind, layer and head."""
+    texts: tuple[str, ...] = ()
+    """The texts as given, for a translator the source and the target; empty if only tokens are
+    known."""
+    leading_spaces: Mapping[int, int] = field(default_factory=dict)
+    """The spaces that tokens begin with, by id: `reading` and the guesses have none."""
 
     def __repr__(self) -> str:
         kinds = []

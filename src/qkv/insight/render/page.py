@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import html
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from string import Template
@@ -32,6 +32,7 @@ EXACT = 4_000_000
 THREADS = 4
 STYLES = ("view.css", "tiles.css", "walk.css")
 """Style sheets, in their order."""
+NO_SPACES: Mapping[int, int] = {}
 
 
 def page(look: LookData, choice: ViewChoice = ViewChoice()) -> str:  # noqa: B008 - it is frozen
@@ -142,7 +143,8 @@ def chunks(look: LookData, start: dict[str, Any]) -> Iterator[str]:
 
     for part, guesses in (("next", look.next), ("lens", look.lens)):
         if guesses is not None:
-            yield block(part, as_json(compact(guesses)), "application/json")
+            listed = as_json(compact(guesses, look.leading_spaces))
+            yield block(part, listed, "application/json")
 
     for name, walk in walk_blocks(look):
         yield block(name, as_json(walk), "application/json")
@@ -211,6 +213,7 @@ def described(look: LookData, code: Code) -> dict[str, Any]:
     data: dict[str, Any] = {
         "model": look.model,
         "heading": heading(look),
+        "between": " · " if reading.source is None else " → ",
         "text": index_of(reading.text, sides),
         "follows": not look.bidirectional,  # predictions are of the next token
         "attention": [described_attention(attention, code, sides) for attention in look.attention],
@@ -235,7 +238,7 @@ def described(look: LookData, code: Code) -> dict[str, Any]:
             "most": 1.0,
         }
 
-    data["sides"] = list(map(described_side, sides))
+    data["sides"] = [described_side(side, look.leading_spaces) for side in sides]
 
     return data
 
@@ -248,9 +251,14 @@ def index_of(side: Side, sides: list[Side]) -> int:
     return sides.index(side)
 
 
-def described_side(side: Side) -> dict[str, Any]:
+def described_side(side: Side, spaces: Mapping[int, int]) -> dict[str, Any]:
+    """The tokens of a side with their leading spaces, and its words."""
+    tokens = []
+    for id, token in zip(side.ids, side.tokens, strict=True):
+        tokens.append(" " * spaces.get(id, 0) + token)
+
     words = [[word.text, word.positions] for word in side.words]
-    return {"ids": side.ids, "tokens": side.tokens, "words": words}
+    return {"ids": side.ids, "tokens": tokens, "words": words}
 
 
 def described_attention(
@@ -319,12 +327,16 @@ def overview_shape(attention: CapturedAttention) -> list[int]:
     return list(attention.overview.shape[2:])
 
 
-def compact(guesses: Any) -> Any:
-    """Guesses in nested lists as [text, id, probability]: there may be a hundred thousand."""
-    if isinstance(guesses, Guess):
-        return [guesses.text, guesses.id, float(f"{guesses.probability:.4g}")]
+def compact(guesses: Any, spaces: Mapping[int, int] = NO_SPACES) -> Any:
+    """Guesses in nested lists as [text, id, probability]: there may be a hundred thousand.
 
-    return list(map(compact, guesses))
+    Each text has its leading spaces back, of which `spaces` has the number by id.
+    """
+    if isinstance(guesses, Guess):
+        text = " " * spaces.get(guesses.id, 0) + guesses.text
+        return [text, guesses.id, float(f"{guesses.probability:.4g}")]
+
+    return [compact(part, spaces) for part in guesses]
 
 
 def content_policy(script: str, style: str) -> str:

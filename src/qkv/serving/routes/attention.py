@@ -162,7 +162,7 @@ def look_response(result: Look, body: AttentionRequest) -> Response:
         {
             "data": described(result, code) | {"start": start} | walks_to_fetch(result),
             "blocks": packed,
-            "next": None if result.next is None else compact(result.next),
-            "lens": None if result.lens is None else compact(result.lens),
+            "next": None if result.next is None else compact(result.next, result.leading_spaces),
+            "lens": None if result.lens is None else compact(result.lens, result.leading_spaces),
         }
     )

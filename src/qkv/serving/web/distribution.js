@@ -1,11 +1,12 @@
 // Next-token probabilities: of the model, and after the sampling parameters; the remaining tokens as one bar.
 
+import { fillBars, left } from "qkv/bar_list.js";
 import { element, percent } from "qkv/elements.js";
 import { quoted, tokenText } from "qkv/token_text.js";
 import { Latest, fetchJson } from "./api.js";
 import { note } from "./notices.js";
 import { penalised, sampling } from "./settings.js";
-import { named, probabilityOf, spaced } from "./tokens.js";
+import { named, probabilityOf } from "./tokens.js";
 
 const SHOWN = 10;
 const PAUSE = 180; // milliseconds without a change before a request
@@ -96,27 +97,20 @@ export class Distribution {
     this.element.removeAttribute("aria-busy");
     this.message.replaceChildren(...(this.penalised ? [note(PENALTIES)] : []));
     this.list.hidden = this.legend.hidden = false;
-    const shown = tokens.slice(0, SHOWN).map((token) => [token, probabilityOf(token), token.probability]);
-    const sum = (of) => shown.reduce((total, row) => total + row[of], 0);
-    const rest = [null, Math.max(0, 1 - sum(1)), Math.max(0, 1 - sum(2))];
-    this.list.replaceChildren(...[...shown, rest].map((row) => this.row(...row)));
+    const rows = tokens.slice(0, SHOWN).map((token) => this.row(token));
+    fillBars(this.list, rows, {
+      others: left(rows.map(({ value }) => value)),
+      othersBefore: left(rows.map(({ before }) => before)),
+    });
   }
 
-  row(token, unfiltered, sampled) {
-    const bar = (kind, part) => {
-      const node = element("span", { class: `bar ${kind}`, "aria-hidden": "true" });
-      node.style.setProperty("--part", part);
-      return node;
-    };
-    const out = sampled < 1e-12;
-    const name = token === null ? "all others" : quoted(named(token));
-    const shown = out ? "filtered out" : percent(sampled);
-    return element(
-      "li",
-      { class: out ? "out" : "", "aria-label": `${name}: model ${percent(unfiltered)}, sampling ${shown}` },
-      token === null ? element("span", { class: "rest" }, "all others") : spaced(token),
-      element("span", { class: "number" }, shown),
-      element("span", { class: "pairs" }, bar("unfiltered", unfiltered), bar("sampled", sampled)),
-    );
+  /** A token as a row: its probability of the model, and after the sampling parameters. */
+  row(token) {
+    const before = probabilityOf(token);
+    const value = token.probability;
+    const out = value < 1e-12;
+    const shown = out ? "filtered out" : percent(value);
+    const text = named(token);
+    return { text, value, before, out, shown, name: `${quoted(text)}: model ${percent(before)}, sampling ${shown}` };
   }
 }

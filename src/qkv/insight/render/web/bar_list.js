@@ -22,8 +22,8 @@ import { quoted, tokenText } from "qkv/token_text.js";
  * @typedef {object} BarOptions
  * @property {string} [label] the name of the list for screen readers
  * @property {string} [kind] further classes of the list
- * @property {number | null} [others] the share of everything that is not listed; 0 and null show nothing
- * @property {number} [othersBefore] the same of the second bars
+ * @property {number | null} [others] the share of everything that is not listed, if there is any
+ * @property {number | null} [othersBefore] the same of the second bars
  */
 
 /** The share that is left by these values; null where nothing is left that could be read. */
@@ -51,7 +51,7 @@ export function barList(rows, options = {}) {
  */
 export function fillBars(list, rows, options = {}) {
   const items = rows.map((row) => barRow(row));
-  if (options.others) items.push(othersRow(options.others, options.othersBefore));
+  if (options.others || options.othersBefore) items.push(othersRow(options.others ?? 0, options.othersBefore));
   list.replaceChildren(...items);
 }
 
@@ -100,12 +100,12 @@ function withPosition(label, position) {
 }
 
 function othersRow(value, before) {
-  const label = element("span", { class: "rest" }, "others");
+  const out = value === 0;
   return element(
     "li",
-    { class: "others" },
-    label,
-    element("span", { class: "number" }, percent(value)),
+    { class: out ? "others out" : "others" },
+    element("span", { class: "rest" }, "others"),
+    element("span", { class: "number" }, out ? "filtered out" : percent(value)),
     bars(value, before),
   );
 }

@@ -5,6 +5,7 @@ import { Attribution } from "qkv/attribution.js";
 import { Colours } from "qkv/colour.js";
 import { Controls } from "qkv/controls.js";
 import { element } from "qkv/elements.js";
+import { Explanation } from "qkv/explanations.js";
 import { HEAD_STATE } from "qkv/head_state.js";
 import { Help } from "qkv/help.js";
 import { standalone } from "qkv/host.js";
@@ -72,10 +73,12 @@ export class Page {
     this.controls = new Controls(this, titles);
     this.status = element("p", { class: "status", role: "status", "aria-live": "polite" });
     this.main = element(this.host.tag, { id: "view", tabindex: -1 });
+    this.explanation = new Explanation();
     this.help = new Help(titles.map(([, title]) => title));
     this.root.replaceChildren(
       ...(this.host.heading ? [this.heading()] : []),
       this.controls.element,
+      this.explanation.element,
       this.status,
       this.main,
       this.help.element,
@@ -103,9 +106,9 @@ export class Page {
 
   /** The text; for a translation the source, an arrow and the target, each in its own direction. */
   heading() {
-    const { model, heading } = this.store.data;
+    const { model, heading, between } = this.store.data;
     const texts = heading.map((text) => tokenText(text.slice(0, 400)));
-    const joined = texts.flatMap((text, number) => (number ? [" → ", text] : [text]));
+    const joined = texts.flatMap((text, number) => (number ? [between, text] : [text]));
     return element("header", { class: "top" }, element("h1", {}, model), element("p", { class: "text" }, ...joined));
   }
 
@@ -162,6 +165,7 @@ export class Page {
     if (this.colours?.theme !== theme || this.colours.scale !== scale) this.colours = new Colours(theme, scale);
     this.controls.show(state);
     const view = this.view(state.view);
+    this.explanation.show(view.explained ?? state.view);
     if (this.main.firstChild !== view.element) {
       this.main.replaceChildren(view.element);
       this.setStatus(state.kind === null ? "" : this.site()); // a view may replace it
