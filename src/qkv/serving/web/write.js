@@ -171,27 +171,30 @@ export class Write {
     const text = this.running ? null : this.current;
     if (!text?.generated.length) return {};
     if (text.recipe === this.recipe) return { run: true };
-    return text.ids.length <= LINKED && !text.full ? { on: text.linkIds } : null;
+    if (text.ids.length > LINKED || text.full) return null;
+    // its probabilities are those without the heads that were off then
+    const others = text.off !== this.app.requestSettings.off;
+    return { on: text.linkIds, ...(others ? { on_off: text.off || "none" } : {}) };
   }
 
   /** Restores the text of a link: generates it again, or reads its ids if it was edited. */
-  async restore(on) {
+  async restore(on, offThen = "") {
     if (on === "") {
       this.generate();
       return;
     }
     const { app, newText } = this;
     const prompt = parseIds(on).flat().map((id) => parseInt(id, 10));
-    const off = headsOff(app.requestSettings);
+    const off = headsOff(offThen ? { off: offThen } : app.requestSettings);
     const read = { prompt, max_tokens: 0, echo: true, logprobs: ALTERNATIVES, tokens: true };
     try {
       const body = { model: newText.model, ...read, ...(off.length ? { heads_off: off } : {}) };
       const { choices } = await fetchJson("/v1/completions", body, this.latest.begin());
-      this.text = GeneratedText.fromLink(on, choices[0].tokens, newText);
+      this.text = GeneratedText.fromLink(on, choices[0].tokens, { ...newText, off: off.join(" ") });
       this.redraw();
     } catch (error) {
       if (error.name === "AbortError") return;
-      this.message.replaceChildren(problem(error, () => this.restore(on)));
+      this.message.replaceChildren(problem(error, () => this.restore(on, offThen)));
       app.failed(error);
     }
   }
