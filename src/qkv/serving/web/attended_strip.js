@@ -10,6 +10,7 @@ export class AttendedStrip {
   constructor() {
     this.queries = new TokenStrip("The target; choose a token", (token) => this.page?.set({ token }));
     this.keys = new TokenStrip("The text; choose a token", (token) => this.same && this.page?.set({ token }));
+    this.keys.element.classList.add("keys");
     this.sentence = element("p", { class: "attended-sentence" });
     this.element = element(
       "section",
@@ -34,13 +35,15 @@ export class AttendedStrip {
     this.same = rows.side === columns.side;
     const row = Math.min(state.token ?? rows.count - 1, rows.count - 1);
     this.queries.element.hidden = this.same;
-    this.queries.show(rows.side);
-    this.queries.mark(row);
+    if (!this.same) {
+      this.queries.show(rows.side);
+      this.queries.mark(row);
+    }
     this.keys.show(columns.side);
     this.keys.mark(this.same ? row : null);
     const weights = matrix?.exact ? matrix.row(row) : null;
     this.keys.shade(weights, colours);
-    for (const strip of [this.queries, this.keys]) strip.reveal();
+    this.keys.reveal();
     this.tell(rows.texts[row], columns, weights && matrix.strongest(row, NAMED));
     this.element.dataset.shown = `${kind} ${layer} ${head} ${row}`;
   }

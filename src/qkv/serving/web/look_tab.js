@@ -6,6 +6,7 @@ import { Latest, fetchJson } from "./api.js";
 import { AttendedStrip } from "./attended_strip.js";
 import { Distribution } from "./distribution.js";
 import { problem } from "./notices.js";
+import { readTokens } from "./read_tokens.js";
 import { Sampling } from "./sampling.js";
 import { EXAMPLES, generation } from "./settings.js";
 import { named, probabilityOf } from "./tokens.js";
@@ -34,7 +35,7 @@ export class LookTab {
     this.onward = button("Next", () => this.next(), ".", "primary");
     this.back = button("Undo", () => this.undo(), ",");
     this.tools = element("div", { class: "actions" }, this.onward, this.back);
-    this.distribution = new Distribution(app, { onpick: (token) => this.take(token), tools: [this.tools] });
+    this.distribution = new Distribution(app, { tools: [this.tools] });
     this.sampling = new Sampling(app, { brief: true });
     this.strip = new AttendedStrip();
     this.stage = element("div", { class: "stage" }, this.strip.element); // also has the view inside the model
@@ -119,6 +120,7 @@ export class LookTab {
     this.showExamples(translates ? "source" : "text");
     this.element.classList.toggle("attention-only", this.app.ready && !this.predicts);
     this.tools.hidden = !completes;
+    this.distribution.onpick = completes ? (token) => this.take(token) : null;
     this.sampling.element.hidden = !completes && !translates;
     this.sampling.show(settings);
     if (this.app.ready && completes) this.showNext(settings);
@@ -144,7 +146,7 @@ export class LookTab {
     };
     this.examples.replaceChildren(
       ...EXAMPLES[kind].map((text) =>
-        element("button", { type: "button", class: "plain", onclick: () => use(text) }, text),
+        element("button", { type: "button", class: "plain", title: text, onclick: () => use(text) }, text),
       ),
     );
   }
@@ -250,13 +252,8 @@ export class LookTab {
     const { key } = this;
     if (this.base?.key === key) return;
     const { look_text } = this.app.settings;
-    const tokens = await this.read(look_text, signal);
+    const tokens = await readTokens(this.app.model.id, look_text, { signal });
     this.base = { key, ids: tokens.map(({ id }) => id), texts: new Map() };
-  }
-
-  async read(prompt, signal) {
-    const body = { model: this.app.model.id, prompt, max_tokens: 0, echo: true, logprobs: 0, tokens: true };
-    return (await fetchJson("/v1/completions", body, signal)).choices[0].tokens;
   }
 
   /** Reads the added tokens of a link. */
@@ -268,7 +265,7 @@ export class LookTab {
       const signal = this.latest.begin();
       await this.readBase(signal);
       const { ids, texts } = this.base;
-      const tokens = await this.read([...ids, ...idsOf(app.settings)], signal);
+      const tokens = await readTokens(app.model.id, [...ids, ...idsOf(app.settings)], { signal });
       for (const { id, text } of tokens.slice(ids.length)) texts.set(id, text);
     } catch (error) {
       if (error.name !== "AbortError") this.message.replaceChildren(problem(error, () => this.readAdded()));

@@ -5,7 +5,7 @@ export const EXAMPLES = {
   text: [
     "The cat sat on the mat because it was tired",
     "The blue lamp costs ten crowns. The blue lamp costs",
-    "We sat on the bank of the river. He took his money to the bank",
+    "He sat on the river bank, then took his money to the bank",
   ],
   source: ["cats chase mice", "the tired duck did not chase the lazy soldier", "the sad horse chased cats"],
 };
