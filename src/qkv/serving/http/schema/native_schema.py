@@ -188,6 +188,10 @@ class AttentionRequest(
     norms: bool = Field(
         False, description="Also return norms of the residual stream and of gradients."
     )
+    attribution: bool = Field(
+        False, description="Also return gradient x input of each prediction; for short texts."
+    )
+    top: int = Field(5, ge=1, le=100, description="Number of predicted tokens per position.")
 
 
 class TokenizeRequest(JsonBody, json_schema_extra=example(model="smollm2", text="The cat sat")):
