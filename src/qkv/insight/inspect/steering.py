@@ -141,7 +141,9 @@ def residual_point(model: Model, layer: int) -> str:
         ValueError: If the model does not read a single text, or has no such layer.
     """
     named_stack = output_stack(model)
-    if named_stack is None or model.has_source:
+    if named_stack is None:
+        raise ValueError("model: an RNN has no residual stream to steer; expected a Transformer")
+    if model.has_source:
         raise ValueError("model: a translator cannot be steered; expected a model of one text")
 
     name, stack = named_stack

@@ -16,6 +16,7 @@ from qkv.serving.routes import (
     attention,
     chat_completions,
     completions,
+    effects,
     encoders,
     health,
     playground,
@@ -36,6 +37,7 @@ ROUTERS = (
     vocabulary.router,
     translate.router,
     attention.router,
+    effects.router,
     health.router,
     playground.router,
 )

@@ -115,6 +115,7 @@ def test_wrong_arguments() -> None:
     with pytest.raises(ValueError, match="strength: expected a finite number, not inf"):
         with steer(model, torch.ones(width), 0, float("inf")):
             pass
-    for other in (transformer(**SIZE), rnn(**SIZE)):
-        with pytest.raises(ValueError, match="a translator cannot be steered"):
-            steering_direction(other, TOKENIZER, PLUS, MINUS, layer=0)
+    with pytest.raises(ValueError, match="a translator cannot be steered"):
+        steering_direction(transformer(**SIZE), TOKENIZER, PLUS, MINUS, layer=0)
+    with pytest.raises(ValueError, match="an RNN has no residual stream"):
+        steering_direction(rnn(**SIZE), TOKENIZER, PLUS, MINUS, layer=0)
