@@ -105,7 +105,7 @@ def test_tokens_are_added_by_next_and_by_bars_undone_and_linked(visit: Open, ser
         lambda: page.locator(".two-bars .raw").all_inner_texts()[:3],
         lambda texts: alike(texts, [math.exp(entry["logprob"]) for entry in listed]),
     )
-    page.locator(".two-bars .pick").nth(2).click()
+    page.locator(".two-bars .option").nth(2).click()
     settings_where(
         page, lambda chosen: chosen.get("added", "").endswith(f".{listed[2]['id']}")
     )
@@ -184,7 +184,7 @@ def test_models_that_do_not_continue_a_text(visit: Open, server: Any) -> None:
     assert alike(page.locator(".two-bars .raw").all_inner_texts()[:10], [p for _, _, p in last])
     assert page.inner_text("#next-title") == "Predicted token"
     assert not page.locator("button:text-is('Next')").is_visible()
-    assert page.locator(".two-bars .pick").count() == 0
+    assert page.locator(".two-bars .option").count() == 0
 
     page.select_option("#model", "translator")
     settled(page, view="head", kind="cross")
@@ -262,8 +262,8 @@ def test_a_link_keeps_the_probabilities_of_a_text_after_heads_are_switched_off(
 
     # A bar of the next-token distribution appends its token.
     drawn(page)
-    label = page.locator(".two-bars .pick").first.get_attribute("aria-label")
-    page.locator(".two-bars .pick").first.click()
+    label = page.locator(".two-bars .option").first.get_attribute("aria-label")
+    page.locator(".two-bars .option").first.click()
     page.wait_for_selector(".result .token.chosen")
     last = page.locator(".result .token").last.get_attribute("aria-label")
     assert label.removeprefix("Add ").split(": ")[0] == last.split(": ")[0]

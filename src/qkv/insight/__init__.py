@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from qkv.insight.inspect.logit_lens import logit_lens, next_tokens
     from qkv.insight.inspect.model_input import read
     from qkv.insight.inspect.residual_norms import residual_norms
+    from qkv.insight.inspect.steering import steer, steering_direction
     from qkv.insight.look import Look, look
     from qkv.insight.probing.activations import activations
     from qkv.insight.probing.probe_model import probe
@@ -46,4 +47,6 @@ __all__ = [
     "read",
     "residual_norms",
     "walk_head",
+    "steer",
+    "steering_direction",
 ]

@@ -29,6 +29,8 @@ export const DEFAULTS = {
   seed: 0,
   stop: "", // one per line
   off: "", // heads that are switched off, as layer.head: "3.5 2.0"
+  strength: 0, // of these heads in the measured effect: 0 is off, 1 unchanged
+  steer: "", // steering, as JSON: {from, to, layer, strength}
   build: "", // the prompt builder's parts, as JSON
   text: "", // to translate
   beams: 4,
