@@ -3,6 +3,9 @@
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from qkv.insight.attribute.attention_flow import attention_rollout, value_weighted_attention
+    from qkv.insight.attribute.integrated_gradients import integrated_gradients
+    from qkv.insight.attribute.logit_attribution import logit_attribution
     from qkv.insight.heads.head_ablation import ablate
     from qkv.insight.heads.head_patterns import head_patterns
     from qkv.insight.heads.head_syntax import head_syntax
@@ -31,11 +34,14 @@ __all__ = [
     "activations",
     "alignment",
     "apply_edits",
+    "attention_rollout",
     "attribution",
     "capture_attention",
     "edit_effects",
     "head_patterns",
     "head_syntax",
+    "integrated_gradients",
+    "logit_attribution",
     "logit_lens",
     "look",
     "next_tokens",
@@ -44,4 +50,5 @@ __all__ = [
     "probe_task",
     "read",
     "residual_norms",
+    "value_weighted_attention",
 ]
