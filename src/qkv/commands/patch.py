@@ -15,8 +15,9 @@ from rich.text import Text
 from qkv.command_line.model_opening import DEFAULT_MACHINE, Machine, ModelName, Opened, open_float32
 from qkv.command_line.output_checks import check_writable
 from qkv.command_line.terminal_bars import progress_bar
+from qkv.insight.attribute.prompt_tokens import read_prompt, token_id
 from qkv.insight.inspect.activation_patching import PatchResult, PatchSite, patch
-from qkv.insight.inspect.model_input import Reading, make_side, read, readable_token
+from qkv.insight.inspect.model_input import Reading, readable_token
 from qkv.insight.render.terminal_cells import HeatMap
 from qkv.insight.render.views import check_ending
 from qkv.models import BERT, GPT, RNN, Transformer
@@ -79,8 +80,8 @@ class Patch:
             )
 
         tokenizer = opened.tokenizer
-        clean_prompt = read_prompt(opened, self.clean, self.target)
-        corrupted_prompt = read_prompt(opened, self.corrupted, self.target)
+        clean_prompt = read_prompt(*opened, self.clean, self.target)
+        corrupted_prompt = read_prompt(*opened, self.corrupted, self.target)
         position = mask_position(opened, clean_prompt, corrupted_prompt)
         answer_id = token_id(tokenizer, self.answer, "answer")
         against_id = token_id(tokenizer, self.against, "against")
@@ -119,22 +120,6 @@ class Patch:
 # Prompts and tokens
 
 
-def read_prompt(opened: Opened, text: str, target: str | None) -> Reading:
-    """The input of one prompt; without a target, a translator's decoder gets its start token."""
-    model, tokenizer = opened
-    if not model.has_source:
-        if target is not None:
-            raise ValueError("target: only a translator has one; leave it out")
-
-        return read(model, tokenizer, text)
-
-    if target is not None:
-        return read(model, tokenizer, source=text, target=target)
-
-    reading = read(model, tokenizer, source=text, target=text)
-    return reading._replace(text=make_side(tokenizer, reading.text.ids[:1]))
-
-
 def mask_position(opened: Opened, clean: Reading, corrupted: Reading) -> int | None:
     """The position of a BERT's mask, which both prompts must share; None for other models."""
     if opened.model.predicts != "masked":
@@ -150,19 +135,6 @@ def mask_position(opened: Opened, clean: Reading, corrupted: Reading) -> int | N
         )
 
     return positions[0]
-
-
-def token_id(tokenizer: Tokenizer, text: str | None, name: str) -> int | None:
-    """The id of a text that must be one token."""
-    if text is None:
-        return None
-
-    ids = tokenizer.encode(text)
-    if len(ids) != 1:
-        pieces = printable(" | ".join(readable_token(tokenizer, id) for id in ids))
-        raise ValueError(f"{name}: expected one token, but {text!r} is {len(ids)}: {pieces}")
-
-    return ids[0]
 
 
 def token_names(clean: Reading, corrupted: Reading, kind: str) -> list[str]:

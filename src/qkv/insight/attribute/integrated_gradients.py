@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -20,11 +21,17 @@ from qkv.generation.generate import without_dropout
 from qkv.insight.inspect.attribution import TOKENS, answer_positions, scores_at
 from qkv.insight.inspect.logit_lens import makes_predictions
 from qkv.insight.inspect.model_input import Reading, ids_of
+from qkv.insight.inspect.upper_layers import chunks_of
 from qkv.models.model import Model, backbone_of
 
 Baseline = Literal["mean", "zeros"]
-STEPS = 64
-"""Points on the line from the baseline to the input."""
+STEPS = 256
+"""Gradients on the line from the baseline to the input."""
+FIRST_INTERVALS = 16
+NODES = 2
+"""Gradients of an interval: the points of a Gauss-Legendre quadrature."""
+PathPoint = tuple[float, float]
+"""A share of the way from the baseline to the input, and the score there."""
 
 
 class TokenContributions(NamedTuple):
@@ -61,11 +68,12 @@ def integrated_gradients(
     *,
     baseline: Baseline | int = "mean",
     steps: int = STEPS,
+    tolerance: float = 0.01,
 ) -> TokenContributions:
     """The contribution of each input token to a logit, or to the score of a task model's class.
 
-    The points on the line are those of the Gauss-Legendre quadrature. Positions stay as they are:
-    the baseline replaces the token embeddings alone.
+    The line is divided more finely where the score changes abruptly, as it does in deep models.
+    Positions stay as they are: the baseline replaces the token embeddings alone.
 
     Args:
         model: The model; any that predicts tokens or has a task head.
@@ -76,7 +84,8 @@ def integrated_gradients(
         against: A token id or class whose score is subtracted.
         baseline: The embedding of every token in the baseline: the mean of the vocabulary, zeros,
             or that of a token id, such as a mask or padding token.
-        steps: The number of points.
+        steps: The largest number of gradients.
+        tolerance: The error at which to stop, as a share of the change of the score.
 
     Returns:
         The contributions, and the score for the text and for the baseline.
@@ -95,8 +104,8 @@ def integrated_gradients(
     """
     if not makes_predictions(model):
         raise ValueError("model: this BERT is an encoder only: it makes no prediction to explain")
-    if steps < 1:
-        raise ValueError(f"steps: expected 1 or more, not {steps}")
+    if steps < NODES:
+        raise ValueError(f"steps: expected {NODES} or more, not {steps}")
 
     T = len(reading.text.ids)
     if not -T <= position < T:
@@ -110,16 +119,23 @@ def integrated_gradients(
     with without_dropout(model), torch.backends.cudnn.flags(enabled=False):
         line = BaselineLine(model, reading, position)
         line.read(target, against, baseline)
-        averages = line.integrate(steps)
-
-    contributions = []
-    for average, end, start in zip(averages, line.ends, line.starts, strict=True):
-        contributions.append((average * (end - start).double()).sum(-1).float().cpu())
+        contributions = [side.float() for side in line.integrate(steps, tolerance)]
 
     source = contributions[0] if len(contributions) > 1 else None
     return TokenContributions(
         contributions[-1], source, position, line.target, against, line.score, line.start_score
     )
+
+
+class Interval(NamedTuple):
+    """A part of the line, and its share of the contributions."""
+
+    low: PathPoint
+    high: PathPoint
+    parts: list[Float[Tensor, "_"]]
+    """The contributions of the tokens of each side."""
+    error: float
+    """How far they are from the change of the score."""
 
 
 class BaselineLine:
@@ -139,6 +155,7 @@ class BaselineLine:
                 scores = self.scores(1)  # (1, C)
 
             self.ends = [value[0] for value in seen]  # the source first
+            self.rows = max(1, TOKENS // sum(len(end) for end in self.ends))
             self.starts = []
             for module, end in zip(seen.modules, self.ends, strict=True):
                 vector = baseline_vector(module, baseline, end)
@@ -146,9 +163,7 @@ class BaselineLine:
 
             for name, number in (("target", target), ("against", against)):
                 if number is not None and not 0 <= number < scores.shape[1]:
-                    raise ValueError(
-                        f"{name}: expected 0 to {scores.shape[1] - 1}, not {number}"
-                    )
+                    raise ValueError(f"{name}: expected 0 to {scores.shape[1] - 1}, not {number}")
 
             self.target = int(scores.argmax()) if target is None else target
             self.against = against
@@ -156,30 +171,104 @@ class BaselineLine:
             with token_embeddings(self.backbone, self.starts):
                 self.start_score = float(self.chosen(self.scores(1)))
 
-    def integrate(self, steps: int) -> list[Float[Tensor, "T E"]]:
-        """The mean gradient on the line, of each side."""
-        nodes, weights = np.polynomial.legendre.leggauss(steps)  # on -1 to 1
-        tokens = sum(len(end) for end in self.ends)
-        rows = max(1, TOKENS // tokens)
-        sums = [torch.zeros_like(end, dtype=torch.float64) for end in self.ends]
+    def integrate(self, steps: int, tolerance: float) -> list[Float[Tensor, "T"]]:
+        """The contributions of the tokens of each side, in the order of `ends`.
 
-        for first in range(0, steps, rows):
-            chunk = slice(first, first + rows)
-            share = torch.tensor((nodes[chunk] + 1) / 2).view(-1, 1, 1)
-            weight = torch.tensor(weights[chunk] / 2).view(-1, 1, 1)
-            points = []
-            for start, end in zip(self.starts, self.ends, strict=True):
-                point = start + share.to(end) * (end - start)  # (N, T, E)
-                points.append(point.requires_grad_())
+        The score is known at both ends of each interval, so the error of its integral is, too:
+        the intervals with the largest errors are halved until the errors are small together.
+        """
+        first = min(FIRST_INTERVALS, max(1, steps // NODES))
+        cuts = [number / first for number in range(first + 1)]
+        values = [self.start_score, *self.values_at(cuts[1:-1]), self.score]
+        intervals = self.measure(list(pairwise(zip(cuts, values, strict=True))))
+        used = NODES * first
+        allowed = tolerance * abs(self.score - self.start_score)
+
+        while used < steps:
+            error = sum(interval.error for interval in intervals)
+            if error <= allowed:
+                break
+
+            # Halve the worst ones, as many as the steps allow.
+            intervals.sort(key=lambda interval: interval.error)
+            limit = max(allowed, error / 4) / len(intervals)
+            worst = []
+            while intervals and intervals[-1].error > limit and used < steps:
+                worst.append(intervals.pop())
+                used += 2 * NODES
+
+            if not worst:
+                break
+
+            middles = [(interval.low[0] + interval.high[0]) / 2 for interval in worst]
+            halves = []
+            for interval, at, value in zip(worst, middles, self.values_at(middles), strict=True):
+                halves += [(interval.low, (at, value)), ((at, value), interval.high)]
+
+            intervals += self.measure(halves)
+
+        totals = []
+        for side in range(len(self.ends)):
+            totals.append(torch.stack([interval.parts[side] for interval in intervals]).sum(0))
+
+        return totals
+
+    def measure(self, ends: list[tuple[PathPoint, PathPoint]]) -> list[Interval]:
+        """Integrate over intervals that are given by their ends and the scores there."""
+        low = np.array([start[0] for start, _ in ends])
+        width = np.array([end[0] for _, end in ends]) - low
+        nodes, weights = np.polynomial.legendre.leggauss(NODES)  # on -1 to 1
+        shares = (low[:, None] + width[:, None] * (nodes + 1) / 2).flatten()
+        scale = torch.tensor(width[:, None] * weights / 2).unsqueeze(-1)  # (N, NODES, 1)
+        sides = []
+        for products in self.products_at(shares.tolist()):
+            sides.append((products.unflatten(0, (-1, NODES)) * scale).sum(1))  # (N, T)
+
+        intervals = []
+        for number, (start, end) in enumerate(ends):
+            parts = [side[number] for side in sides]
+            missing = end[1] - start[1] - sum(float(part.sum()) for part in parts)
+            intervals.append(Interval(start, end, parts, abs(missing)))
+
+        return intervals
+
+    def points_at(self, shares: list[float]) -> list[Float[Tensor, "N T E"]]:
+        """The token embeddings at these points of the line, of each side."""
+        points = []
+        for start, end in zip(self.starts, self.ends, strict=True):
+            share = torch.tensor(shares, dtype=torch.float64).view(-1, 1, 1).to(end)
+            points.append(start + share * (end - start))
+
+        return points
+
+    def values_at(self, shares: list[float]) -> list[float]:
+        """The score at points of the line."""
+        values: list[float] = []
+        with torch.no_grad():
+            for chunk in chunks_of(len(shares), self.rows):
+                points = self.points_at([shares[number] for number in chunk])
+                with token_embeddings(self.backbone, points):
+                    values += self.chosen(self.scores(len(chunk))).tolist()
+
+        return values
+
+    def products_at(self, shares: list[float]) -> list[Float[Tensor, "N T"]]:
+        """Gradient x (input - baseline) at points of the line, by token of each side."""
+        sides: list[list[Tensor]] = [[] for _ in self.ends]
+        for chunk in chunks_of(len(shares), self.rows):
+            points = self.points_at([shares[number] for number in chunk])
+            for point in points:
+                point.requires_grad_()
 
             with torch.enable_grad(), token_embeddings(self.backbone, points):
-                score = self.chosen(self.scores(len(share))).sum()
+                score = self.chosen(self.scores(len(chunk))).sum()
                 gradients = torch.autograd.grad(score, points)
 
-            for total, gradient in zip(sums, gradients, strict=True):
-                total += (weight.to(total) * gradient.double()).sum(0)
+            for number, gradient in enumerate(gradients):
+                way = (self.ends[number] - self.starts[number]).double()
+                sides[number].append((gradient.double() * way).sum(-1).cpu())
 
-        return sums
+        return [torch.cat(chunks) for chunks in sides]
 
     def scores(self, rows: int) -> Float[Tensor, "N C"]:
         """The logits at the position, or the scores of a task, for copies of the text."""

@@ -73,9 +73,7 @@ def scaled_as_in(
         parts = parts - parts.mean(-1, keepdim=True)
         whole = whole - whole.mean()
     elif not isinstance(norm, RMSNorm):
-        raise ValueError(
-            f"norm: expected a layer norm or an RMS norm, not a {type(norm).__name__}"
-        )
+        raise ValueError(f"norm: expected a layer norm or an RMS norm, not a {type(norm).__name__}")
 
     scale = torch.rsqrt(whole.square().mean() + norm.epsilon)
     return norm.gain.to(parts) * parts * scale
