@@ -15,9 +15,12 @@ from rich.text import Text
 from qkv.command_line.model_opening import DEFAULT_MACHINE, Machine, ModelName, Opened, open_float32
 from qkv.command_line.output_checks import check_writable
 from qkv.command_line.terminal_bars import progress_bar
+from qkv.insight.attribute.edge_patching import EdgeScores, edge_attribution
+from qkv.insight.attribute.gradient_patching import attribution_patch
 from qkv.insight.attribute.prompt_tokens import read_prompt, token_id
 from qkv.insight.inspect.activation_patching import PatchResult, PatchSite, patch
 from qkv.insight.inspect.model_input import Reading, readable_token
+from qkv.insight.render.signed_bars import show_signed_bars
 from qkv.insight.render.terminal_cells import HeatMap
 from qkv.insight.render.views import check_ending
 from qkv.models import BERT, GPT, RNN, Transformer
@@ -25,6 +28,8 @@ from qkv.text import Tokenizer
 from qkv.text.printable import printable
 
 Prompt = Annotated[str, tyro.conf.Positional]
+Prompts = tuple[Reading, Reading, int | None, int | None]
+"""The clean and the corrupted prompt, and the ids of answer and against."""
 SITES = {
     "residual": "the residual stream of one token after a layer",
     "heads": "one head's output at all tokens",
@@ -61,6 +66,12 @@ class Patch:
     """For a translator: encoder (the default), decoder, or with heads cross-attention."""
     target: str | None = None
     """For a translator: the target so far; its next token is the answer."""
+    fast: bool = False
+    """Estimate all cells from one backward pass (attribution patching), instead of one forward
+    pass a cell."""
+    edges: int | None = None
+    """List this number of edges, from what one part writes to what a later part reads, with the
+    largest estimated effects."""
     plot: Path | None = None
     """Draw a .png, .svg or .pdf file."""
     as_json: Annotated[bool, tyro.conf.arg(name="json")] = False
@@ -69,10 +80,7 @@ class Patch:
     """Device and precision."""
 
     def run(self) -> None:
-        check_writable("plot", self.plot)
-        if self.plot is not None:
-            check_ending(self.plot)
-
+        self.check_flags()
         opened = open_float32(self.model, self.machine, GPT, BERT, Transformer, RNN)
         if not opened.model.stacks:
             raise ValueError(
@@ -88,23 +96,21 @@ class Patch:
         if self.against is not None and self.answer is None:
             raise ValueError("against: expected an answer as well, to compare it with")
 
-        with progress_bar("patching") as advance:
-            patched = patch(
-                opened.model,
-                clean_prompt,
-                corrupted_prompt,
-                answer_id,
-                against_id,
-                self.at,
-                advance,
-                place=position,
-                kind=self.kind,
-            )
+        prompts = (clean_prompt, corrupted_prompt, answer_id, against_id)
+        if self.edges is not None:
+            edges = edge_attribution(opened.model, *prompts, place=position)
+            self.show_edges(edges, tokenizer, self.edges)
+            return
 
+        patched = self.patch_prompts(opened, prompts, position)
         names = token_names(clean_prompt, corrupted_prompt, patched.kind)
         if self.as_json:
-            print(json.dumps(as_object(patched, tokenizer, names), ensure_ascii=False))
+            numbers = as_object(patched, tokenizer, names) | {"estimated": self.fast}
+            print(json.dumps(numbers, ensure_ascii=False))
         else:
+            if self.fast:
+                print("estimated from one backward pass; without --fast it is exact")
+
             show(patched, tokenizer, names, Console(highlight=False))
 
         if self.plot is not None:
@@ -115,6 +121,41 @@ class Patch:
             below = describe(patched, tokenizer)
             path = save(lambda: patched_figure(patched, names, title, below), self.plot)
             print(path, file=sys.stderr if self.as_json else sys.stdout)
+
+    def check_flags(self) -> None:
+        """Refuse bad flags before the model is loaded."""
+        check_writable("plot", self.plot)
+        if self.plot is not None:
+            check_ending(self.plot)
+        if self.edges is not None and self.edges < 1:
+            raise ValueError(f"edges: expected 1 or more, not {self.edges}")
+        if self.edges is not None and self.plot is not None:
+            raise ValueError("plot: edges are a table; leave --plot or --edges out")
+
+    def patch_prompts(self, opened: Opened, prompts: Prompts, position: int | None) -> PatchResult:
+        """Patch exactly, or estimate it."""
+        if self.fast:
+            return attribution_patch(
+                opened.model, *prompts, self.at, place=position, kind=self.kind
+            )
+
+        with progress_bar("patching") as advance:
+            return patch(opened.model, *prompts, self.at, advance, place=position, kind=self.kind)
+
+    def show_edges(self, edges: EdgeScores, tokenizer: Tokenizer, count: int) -> None:
+        """Print the strongest edges."""
+        strongest = edges.strongest(count)
+        if self.as_json:
+            rows = [{"from": str(a), "to": str(b), "score": score} for a, b, score in strongest]
+            numbers = {"clean": edges.clean, "corrupted": edges.corrupted, "edges": rows}
+            print(json.dumps(numbers))
+            return
+
+        console = Console(highlight=False)
+        answer = printable(readable_token(tokenizer, edges.answer))
+        line = f"estimated share of the answer {answer} that each edge restores"
+        console.print(Text(f"{line}: clean {edges.clean:.3f}, corrupted {edges.corrupted:.3f}"))
+        show_signed_bars([(f"{a} → {b}", score) for a, b, score in strongest], console)
 
 
 # Prompts and tokens

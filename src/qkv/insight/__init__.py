@@ -4,6 +4,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from qkv.insight.attribute.attention_flow import attention_rollout, value_weighted_attention
+    from qkv.insight.attribute.edge_patching import edge_attribution
+    from qkv.insight.attribute.gradient_patching import attribution_patch
     from qkv.insight.attribute.integrated_gradients import integrated_gradients
     from qkv.insight.attribute.logit_attribution import logit_attribution
     from qkv.insight.heads.head_ablation import ablate
@@ -36,7 +38,9 @@ __all__ = [
     "apply_edits",
     "attention_rollout",
     "attribution",
+    "attribution_patch",
     "capture_attention",
+    "edge_attribution",
     "edit_effects",
     "head_patterns",
     "head_syntax",

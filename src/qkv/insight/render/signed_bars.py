@@ -9,7 +9,7 @@ from rich.text import Text
 
 from qkv.insight.render.terminal_cells import bar, fitted, has_blocks, widest
 
-LONGEST_NAME = 24
+LONGEST_NAME = 34
 LONGEST_BAR = 30
 
 

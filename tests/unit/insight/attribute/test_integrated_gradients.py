@@ -26,7 +26,9 @@ def test_contributions_sum_to_the_change_of_the_score(make: Any, baseline: Any) 
     source = words(4).tolist() if make in (transformer, rnn) else None
     read = reading(words(5).tolist(), source)
     with unchecked():
-        result = integrated_gradients(model, read, 2, 4, 6, baseline=baseline, steps=800, tolerance=5e-4)
+        result = integrated_gradients(
+            model, read, 2, 4, 6, baseline=baseline, steps=800, tolerance=5e-4
+        )
     row = logits(model, read)[0, 2].detach()
     assert result.score == pytest.approx(float(row[4] - row[6]))
     assert abs(result.score - result.baseline) > 0.01
