@@ -3,6 +3,11 @@
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from qkv.insight.attribute.attention_flow import attention_rollout, value_weighted_attention
+    from qkv.insight.attribute.edge_patching import edge_attribution
+    from qkv.insight.attribute.gradient_patching import attribution_patch
+    from qkv.insight.attribute.integrated_gradients import integrated_gradients
+    from qkv.insight.attribute.logit_attribution import logit_attribution
     from qkv.insight.heads.head_ablation import ablate
     from qkv.insight.heads.head_patterns import head_patterns
     from qkv.insight.heads.head_syntax import head_syntax
@@ -33,11 +38,16 @@ __all__ = [
     "activations",
     "alignment",
     "apply_edits",
+    "attention_rollout",
     "attribution",
+    "attribution_patch",
     "capture_attention",
+    "edge_attribution",
     "edit_effects",
     "head_patterns",
     "head_syntax",
+    "integrated_gradients",
+    "logit_attribution",
     "logit_lens",
     "look",
     "next_tokens",
@@ -49,4 +59,5 @@ __all__ = [
     "walk_head",
     "steer",
     "steering_direction",
+    "value_weighted_attention",
 ]
