@@ -16,6 +16,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from qkv.generation.generate import without_dropout
+from qkv.insight.inspect.model_input import Reading, hidden
 from qkv.insight.walk.attention_record import (
     AttentionRecord,
     record_attention,
@@ -24,7 +25,6 @@ from qkv.insight.walk.attention_record import (
 )
 from qkv.insight.walk.head_equation import HeadEquation, head_equation
 from qkv.insight.walk.head_lens import HeadLens, LensOfHead, has_lens, norm_placement
-from qkv.insight.inspect.model_input import Reading, hidden
 from qkv.models.model import Model, backbone_of
 from qkv.models.sites import AttentionSite
 from qkv.nn.linear.linear import linear

@@ -17,10 +17,10 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from qkv.insight.inspect.attention_edits import Edit, EditHooks
-from qkv.insight.walk.attention_record import PROJECTIONS, seen_keys
-from qkv.insight.walk.head_equation import HeadEquation, Projected, head_equation
 from qkv.insight.inspect.hook_checks import capture_required, require_hook
 from qkv.insight.inspect.model_input import Reading, ids_of
+from qkv.insight.walk.attention_record import PROJECTIONS, seen_keys
+from qkv.insight.walk.head_equation import HeadEquation, Projected, head_equation
 from qkv.models.model import Model, backbone_of
 from qkv.models.sites import AttentionSite
 from qkv.nn.attention.softmax import softmax_or_zeros
@@ -154,7 +154,9 @@ class EditedHead:
         parts = []
         for projection in PROJECTIONS:
             value = self.seen[projection]
-            parts.append(value[0] if value.dim() == 4 else value)  # an RNN has no dimension of heads
+            parts.append(
+                value[0] if value.dim() == 4 else value
+            )  # an RNN has no dimension of heads
 
         scores = self.seen.get("scores")
         captured = None if scores is None else scores[0, self.head]

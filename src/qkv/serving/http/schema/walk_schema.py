@@ -60,4 +60,4 @@ class WalkRequest(
         description="The token whose prediction is compared; null is the first mask token, or "
         "the last token.",
     )
-    edits: HeadEdits = Field(default_factory=HeadEdits)
+    edits: HeadEdits = Field(default=HeadEdits())
