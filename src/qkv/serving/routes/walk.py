@@ -59,7 +59,7 @@ async def walk(body: WalkRequest, request: Request) -> Response:
             )
             check_length(reading)
             return walk_effects(
-                model, reading, tokenizer, name, body.edits.edits, position=body.position
+                model, reading, tokenizer, name, body.walk_edits, position=body.position
             )
 
     result = await while_connected(

@@ -85,6 +85,7 @@ def draw_bars(
     least = min(*values, 0.0)
     axes.set_xlim(least - 0.02 * (most - least), most + MARGIN * (most - least))
     axes.set_xticks([])
+    axes.grid(visible=False)
     axes.tick_params(length=0, labelsize=12, labelcolor=INK)
     axes.set_title(name, fontsize=14, loc="left")
     for side in ("top", "right", "bottom"):

@@ -60,4 +60,8 @@ class WalkRequest(
         description="The token whose prediction is compared; null is the first mask token, or "
         "the last token.",
     )
-    edits: HeadEdits = Field(default=HeadEdits())
+    edits: HeadEdits | None = Field(None, description="Changes of this head; null is none.")
+
+    @property
+    def walk_edits(self) -> WalkEdits:
+        return WalkEdits() if self.edits is None else self.edits.edits
