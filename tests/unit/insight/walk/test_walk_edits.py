@@ -107,11 +107,12 @@ def test_weights_as_given() -> None:
     assert_close(shown(effects), with_weights(model, text, expected), rtol=0, atol=1e-9)
 
 
-def test_a_moved_token_of_rotary_positions_keeps_its_vector() -> None:
-    plain, effects, _ = of(gpt(position="rotary"), move={1: 40})
+@pytest.mark.parametrize("position", [40, -13])
+def test_a_moved_token_of_rotary_positions_keeps_its_vector(position: int) -> None:
+    plain, effects, _ = of(gpt(position="rotary"), move={1: position})
     rotary = plain.equation.rotary
     assert rotary is not None
-    angles = rotary_angles(torch.tensor([[40]]), 4)
+    angles = rotary_angles(torch.tensor([[position]]), 4)
     key = rotate(rotary.key[None, None, 1:2], angles)[0, 0, 0]
     assert_close(effects.walk.equation.key[1], key, rtol=0, atol=1e-6)
     score = plain.equation.query @ key / 2
@@ -186,7 +187,7 @@ def test_an_encoder_predicts_nothing_and_wrong_edits_are_refused() -> None:
         ({"divisor": 0.0}, "divisor: expected a number above 0, not 0.0"),
         ({"weights": {0: [1.0]}}, "weights: expected 6 numbers for token 0"),
         ({"swap_keys": [(0, 6)]}, "swap_keys: expected a token of 0 to 5, not 6"),
-        ({"move": {0: -1}}, "move: expected a position of 0 or more, not -1"),
+        ({"move": {0: -1}}, "move: expected a position of 0 to 15, not -1"),
         ({"strength": math.inf}, "strength: expected a finite number"),
     ]
     for edits, message in wrong:
