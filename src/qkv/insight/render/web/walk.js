@@ -155,9 +155,8 @@ export class Walk {
     const folded = Array.from({ length: all }, (_, at) => at).filter((at) => !chosen.includes(at));
     this.table.build(chosen, keys, folded);
     const dense = chosen.length > 12;
-    this.table.element.classList.toggle("dense", dense);
-    const high = 82 + (chosen.length + (folded.length ? 1 : 0)) * (dense ? 21 : 26);
-    this.body.style.setProperty("--table", `${high}px`); // steps without the table are as high
+    this.body.classList.toggle("dense", dense);
+    this.body.style.setProperty("--rows", chosen.length + (folded.length ? 1 : 0)); // other steps are as high
   }
 
   showPanels() {

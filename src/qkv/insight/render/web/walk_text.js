@@ -150,6 +150,10 @@ class Telling {
 
   lensSentences() {
     const { walk, row, query } = this;
+    if (walk.position === "recurrent") {
+      const mixed = "The decoder mixes this vector with its own hidden state before it predicts a token.";
+      return `${mixed} What the vector alone changed cannot be told apart.`;
+    }
     if (!walk.lens) return `This attention is not followed by a prediction of tokens. The layers above read what it wrote.`;
     const [[text, , before, after] = []] = walk.lens.changed[row.token];
     const read = `The output layer reads ${query} before and after this one head.`;
