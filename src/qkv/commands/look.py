@@ -16,12 +16,12 @@ from qkv.command_line.output_checks import check_not_input, check_writable
 from qkv.command_line.user_input import note, note_unknown, read_standard_input, read_text_or_pipe
 from qkv.insight.heads.head_names import read_measurement, with_measurement
 from qkv.insight.inspect.capture import unmasked
-from qkv.insight.walk.head_walk import HeadName, walk_heads
 from qkv.insight.inspect.position_encoding import position_encoding
-from qkv.insight.walk.telling_heads import telling_heads
 from qkv.insight.look import FORMATS, Look, look
 from qkv.insight.render import terminal
 from qkv.insight.render.views import ENDINGS, View, ViewChoice
+from qkv.insight.walk.head_walk import HeadName, walk_heads
+from qkv.insight.walk.telling_heads import telling_heads
 from qkv.models.model import Model
 from qkv.text.tokenizer import Tokenizer
 from qkv.storage import last_part
@@ -53,9 +53,10 @@ class LookCommand:
     """A file with the text."""
     view: Literal[View, "positions"] | None = None
     """heads, an overview of all heads (the default without --layer or --head); walk, one head from
-    query, key and value to what it writes, number by number; head, its heat map; lines between words (each word with those it attends to most); next, the next tokens; lens, the
-    prediction after each layer; norms of the residual stream and of gradients; numbers, the entropy
-    and distance of each head; attribution, gradients beside attention; positions, the positional
+    query, key and value to what it writes, number by number; head, its heat map; lines between
+    words (each word with those it attends to most); next, the next tokens; lens, the prediction
+    after each layer; norms of the residual stream and of gradients; numbers, the entropy and
+    distance of each head; attribution, gradients beside attention; positions, the positional
     encoding."""
     kind: Literal["self", "encoder", "decoder", "cross"] | None = None
     """For a translator: encoder, decoder or cross attention."""

@@ -17,16 +17,16 @@ from qkv import artifact, storage
 from qkv.generation.fill import Guess
 from qkv.insight.inspect import look_data
 from qkv.insight.inspect.attribution import attribution as compute_attribution
-from qkv.insight.walk.attention_record import site_named
 from qkv.insight.inspect.capture import CapturedAttention, capture_attention
-from qkv.insight.walk.head_walk import HeadName, HeadWalk, counted, walk_heads
 from qkv.insight.inspect.logit_lens import logit_lens, makes_predictions, next_tokens
 from qkv.insight.inspect.look_data import LookData
 from qkv.insight.inspect.model_input import Reading, leading_spaces, read
 from qkv.insight.inspect.residual_norms import Norms, residual_norms
-from qkv.insight.walk.telling_heads import WALK_MAX_TOKENS, affordable, telling_heads
 from qkv.insight.render.page import page
 from qkv.insight.render.views import ENDINGS, Heads, View, ViewChoice
+from qkv.insight.walk.attention_record import site_named
+from qkv.insight.walk.head_walk import HeadName, HeadWalk, counted, walk_heads
+from qkv.insight.walk.telling_heads import WALK_MAX_TOKENS, affordable, telling_heads
 from qkv.models.model import Model, backbone_of
 from qkv.models.sites import attends, attention_sites, predicts_tokens
 from qkv.text.tokenizer import Tokenizer

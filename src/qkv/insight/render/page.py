@@ -24,8 +24,8 @@ from qkv.insight.render.page_encoding import Code, as_json, block, numbers, pack
 from qkv.insight.render.page_heads import described_heads, first_head, with_shares
 from qkv.insight.render.page_text import heading, missing_views
 from qkv.insight.render.script_bundle import bundle, module
-from qkv.insight.render.walk.walk_data import described_walks, walk_blocks
 from qkv.insight.render.views import MISSING, View, ViewChoice, head_numbers, numbered
+from qkv.insight.render.walk.walk_data import described_walks, walk_blocks
 
 EXACT = 4_000_000
 """Weights up to which each has 16 bits; above, each has 8 bits of its root, precise near 0."""

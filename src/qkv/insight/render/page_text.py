@@ -11,8 +11,8 @@ from qkv.insight.inspect.look_data import (
     NORMS_MAX_TOKENS,
     LookData,
 )
-from qkv.insight.walk.telling_heads import WALK_MAX_TOKENS
 from qkv.insight.inspect.whole_words import WholeWord
+from qkv.insight.walk.telling_heads import WALK_MAX_TOKENS
 
 HEADING = 60
 """Words of a text in the heading, at most."""

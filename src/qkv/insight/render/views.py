@@ -17,9 +17,7 @@ from qkv.insight.inspect.model_input import Side
 from qkv.insight.inspect.whole_words import join_words
 from qkv.text.printable import shortened
 
-View = Literal[
-    "walk", "head", "heads", "lines", "next", "lens", "norms", "numbers", "attribution"
-]
+View = Literal["walk", "head", "heads", "lines", "next", "lens", "norms", "numbers", "attribution"]
 Heads = int | Sequence[int] | None
 """One head, several, or None for all of the layer."""
 

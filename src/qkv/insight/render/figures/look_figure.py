@@ -32,7 +32,6 @@ from qkv.insight.render.figures.figure_style import (
     write_cells,
 )
 from qkv.insight.render.figures.prediction_figures import draw_lens, draw_next
-from qkv.insight.render.walk.walk_figure import draw_walk
 from qkv.insight.render.views import (
     NAMES,
     ViewChoice,
@@ -43,6 +42,7 @@ from qkv.insight.render.views import (
     view_data,
     with_overview,
 )
+from qkv.insight.render.walk.walk_figure import draw_walk
 
 NUMBERED = 16  # layers or heads whose numbers have room
 NORM_NAMES = 16  # layers that are named below their norms

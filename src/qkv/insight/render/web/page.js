@@ -59,6 +59,7 @@ export class Page {
       token: null,
       kept: [],
       step: 1, // of the walk
+      edits: "",
       scale: longest > LONG ? "log" : "root",
       glance: "pattern",
       theme: null,

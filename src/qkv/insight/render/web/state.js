@@ -12,6 +12,7 @@ export function toHash(state) {
   if (state.token !== null) parts.set("token", state.token);
   if (state.kept.length) parts.set("kept", state.kept.map(([layer, head]) => `${layer}.${head}`).join(" "));
   if (state.view === "walk") parts.set("step", state.step);
+  if (state.view === "walk" && state.edits) parts.set("edits", state.edits);
   parts.set("scale", state.scale);
   if (state.glance !== "pattern") parts.set("glance", state.glance);
   writeHeadState(state, parts);
@@ -38,6 +39,7 @@ export function fromHash(hash, state, data) {
       token: parts.has("token") ? number("token") : parts.has("view") ? null : state.token,
       kept: parts.has("view") ? kept.map((head) => head.split(".").map(Number)) : state.kept,
       step: number("step"),
+      edits: parts.get("edits") ?? "",
       scale: one("scale", ["linear", "root", "log"]),
       glance: one("glance", ["pattern", "entropy", "distance"]),
       theme: one("theme", ["dark", "light"]),
