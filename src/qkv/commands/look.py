@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 import tyro
 from rich.console import Console
 
-from qkv.command_line.model_opening import DEFAULT_MACHINE, Machine, ModelName, open_float32
+from qkv.command_line.model_opening import DEFAULT_MACHINE, Machine, ModelName, Opened, open_float32
 from qkv.command_line.output_checks import check_not_input, check_writable
 from qkv.command_line.user_input import note, note_unknown, read_standard_input, read_text_or_pipe
 from qkv.insight.heads.head_names import read_measurement, with_measurement
@@ -69,6 +69,8 @@ class LookCommand:
     names: Path | None = None
     """A file that `qkv heads MODEL --json` printed: heads of a page are named by it, not by this
     text alone."""
+    against: str | None = None
+    """Another model that reads the same tokens: a page shows the heads of both side by side."""
     mask: Literal["causal", "none"] = "causal"
     """none removes the causal mask of a GPT, to see what it hides."""
     out: Path | None = None
@@ -87,6 +89,9 @@ class LookCommand:
                 "holds several"
             )
 
+        if self.against is not None and ending != ".html":
+            raise ValueError("against: two models are shown on a page; write it to --out look.html")
+
         opened = open_float32(self.model, self.machine)
         if self.view == "positions":
             self.show_positions(opened.model)
@@ -95,32 +100,7 @@ class LookCommand:
         texts = self.read_texts()
         note_unknown(opened.tokenizer, filter(None, [*texts, self.source, self.target]))
 
-        # A page computes every layer and decides itself what is affordable (None).
-        layers = self.layer or None
-        attribution: bool | None = self.view == "attribution"
-        if ending == ".html":
-            layers = None
-            attribution = attribution or None
-
-        with ExitStack() as changes:
-            if self.mask == "none":
-                changes.enter_context(unmasked(opened.model))
-
-            changes.enter_context(Console(stderr=True).status("reading the text ..."))
-            result = look(
-                opened.model,
-                *texts,
-                tokenizer=opened.tokenizer,
-                source=self.source,
-                target=self.target,
-                layers=layers,
-                at_least=self.layer,
-                name=self.model,
-                attention=whole or self.view not in WITHOUT_ATTENTION,
-                lens=self.view == "lens" or None,
-                norms=self.view == "norms" or None,
-                attribution=attribution,
-            )
+        result = self.look_at(opened, texts, self.model)
 
         first = self.layer[0] if self.layer else None
         head = self.head or None
@@ -137,7 +117,44 @@ class LookCommand:
             named = [with_measurement(attention, measured) for attention in result.attention]
             result = replace(result, attention=named)
 
-        self.show_look(result, choice)
+        against = None
+        if self.against is not None:
+            second = open_float32(self.against, self.machine)
+            against = self.look_at(second, texts, self.against)
+
+        self.show_look(result, choice, against)
+
+    def look_at(self, opened: Opened, texts: list[str], name: str) -> Look:
+        """What one model does with the texts."""
+        ending = ending_of(self.out)
+        whole = ending in (".html", ".safetensors")
+
+        # A page computes every layer and decides itself what is affordable (None).
+        layers = self.layer or None
+        attribution: bool | None = self.view == "attribution"
+        if ending == ".html":
+            layers = None
+            attribution = attribution or None
+
+        with ExitStack() as changes:
+            if self.mask == "none":
+                changes.enter_context(unmasked(opened.model))
+
+            changes.enter_context(Console(stderr=True).status("reading the text ..."))
+            return look(
+                opened.model,
+                *texts,
+                tokenizer=opened.tokenizer,
+                source=self.source,
+                target=self.target,
+                layers=layers,
+                at_least=self.layer,
+                name=name,
+                attention=whole or self.view not in WITHOUT_ATTENTION,
+                lens=self.view == "lens" or None,
+                norms=self.view == "norms" or None,
+                attribution=attribution,
+            )
 
     def read_texts(self) -> list[str]:
         """The texts of the command line, of a file, or of standard input."""
@@ -154,13 +171,13 @@ class LookCommand:
 
         return [read_standard_input().strip()]
 
-    def show_look(self, result: Look, choice: ViewChoice) -> None:
+    def show_look(self, result: Look, choice: ViewChoice, against: Look | None) -> None:
         """Print one view, or write the file."""
         if choice.view is None and ending_of(self.out) in (None, *ENDINGS):
             choice = replace(choice, view=default_view(result, choice))
 
         if self.out is not None:
-            print(result.save(self.out, **vars(choice)))
+            print(result.save(self.out, **vars(choice), against=against))
             return
 
         console = Console(highlight=False)

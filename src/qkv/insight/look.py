@@ -53,6 +53,7 @@ class Look(LookData):
         head: Heads = None,
         words: bool = False,
         without_first: bool = False,
+        against: LookData | None = None,
     ) -> Path:
         """Write a page (.html), one view as a picture (.png, .svg, .pdf), or the weights.
 
@@ -64,6 +65,7 @@ class Look(LookData):
             head: One head or several, counted from 0; default the mean of all.
             words: Join the tokens of a word.
             without_first: Leave out the first token and special tokens, and rescale the rest.
+            against: A look of another model at the same tokens, for a page with both.
 
         Returns:
             The path.
@@ -82,8 +84,10 @@ class Look(LookData):
             view=view, kind=kind, layer=layer, head=head, words=words, without_first=without_first
         )
         if ending == ".html":
-            storage.write_text(path, page(self, choice))
+            storage.write_text(path, page(self, choice, against))
             return path
+        if against is not None:
+            raise ValueError("against: two models are shown on a page; expected a .html file")
 
         # Imports matplotlib, which takes long.
         from qkv.insight.render.figures import figure_style, look_figure

@@ -61,7 +61,7 @@ export function within(state, data) {
     token,
     layer: clamp(state.layer, attention.depth),
     head: clamp(state.head, attention.heads),
-    ...withinHeads(state, attention),
+    ...withinHeads(state, attention, data.against),
   };
 }
 
