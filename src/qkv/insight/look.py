@@ -58,6 +58,7 @@ class Look(LookData):
         words: bool = False,
         token: int | None = None,
         without_first: bool = False,
+        against: LookData | None = None,
     ) -> Path:
         """Write a page (.html), one view as a picture (.png, .svg, .pdf), or the weights.
 
@@ -70,6 +71,7 @@ class Look(LookData):
             words: Join the tokens of a word.
             token: The token that is chosen when a page opens, counted from 0.
             without_first: Leave out the first token and special tokens, and rescale the rest.
+            against: A look of another model at the same tokens, for a page with both.
 
         Returns:
             The path.
@@ -94,8 +96,10 @@ class Look(LookData):
             without_first=without_first,
         )
         if ending == ".html":
-            storage.write_text(path, page(self, choice))
+            storage.write_text(path, page(self, choice, against))
             return path
+        if against is not None:
+            raise ValueError("against: two models are shown on a page; expected a .html file")
 
         # Imports matplotlib, which takes long.
         from qkv.insight.render.figures import figure_style, look_figure

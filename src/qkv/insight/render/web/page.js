@@ -18,7 +18,7 @@ import { Norms } from "qkv/norms.js";
 import { OneHead } from "qkv/one_head.js";
 import { meanName } from "qkv/shown_matrix.js";
 import { VIEWS, fromHash, toHash, within } from "qkv/state.js";
-import { Store } from "qkv/store.js";
+import { Store, otherStore } from "qkv/store.js";
 import { Names, tokenText } from "qkv/token_text.js";
 import { Walk } from "qkv/walk.js";
 
@@ -38,6 +38,7 @@ export class Page {
   /** `source` is described in store.js, `host` in host.js; the page is put into `root`. */
   constructor(source, root, host = standalone) {
     this.store = new Store(source);
+    this.other = otherStore(source); // of another model at the same tokens, or null
     this.root = root;
     this.host = host;
     this.views = new Map();
@@ -70,6 +71,7 @@ export class Page {
 
   async open() {
     await this.store.open();
+    await this.other?.open();
     const titles = VIEWS.map((view) => [view, this.view(view).title]);
     this.controls = new Controls(this, titles);
     this.status = element("p", { class: "status", role: "status", "aria-live": "polite" });

@@ -67,7 +67,7 @@ export function within(state, data) {
     layer: clamp(state.layer, attention.depth),
     head: clamp(state.head, attention.heads),
     step: Math.min(STEPS.length, Math.max(1, state.step ?? 1)),
-    ...withinHeads(state, attention),
+    ...withinHeads(state, attention, data.against),
   };
 }
 
