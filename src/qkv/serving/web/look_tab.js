@@ -102,8 +102,8 @@ export class LookTab {
     return look_text.trim() === "" ? null : { text: look_text, ...(this.can("fill") ? { top: GUESSES } : {}) };
   }
 
-  /** The view inside the model waits for a pause while someone types. */
-  get running() {
+  /** Whether the view inside the model is requested at once; while someone types, it waits for a pause. */
+  get hurried() {
     return !this.typing;
   }
 
