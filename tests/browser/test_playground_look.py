@@ -73,6 +73,12 @@ def test_look_comes_first_and_shows_text_attention_and_next_token(
     page.locator(".attended .keys .piece").nth(3).click()
     settled(page, token=3)
     page.wait_for_selector(".attended[data-shown='self 0 0 3']")
+    page.focus(".attended .keys")
+    page.keyboard.press("ArrowLeft")
+    page.wait_for_selector(".attended[data-shown='self 0 0 2']")
+    page.keyboard.press("ArrowRight")
+    page.wait_for_selector(".attended[data-shown='self 0 0 3']")
+    settled(page, token=3)
     told = percents(page.inner_text(".attended-sentence"))
     page.wait_for_selector("#qkv .bars li")
     assert told == percents(page.inner_text("#qkv .bars"))[: len(told)]
@@ -117,6 +123,8 @@ def test_tokens_are_added_by_next_and_by_bars_undone_and_linked(visit: Open, ser
     eventually(other, lambda: shown_text(other), lambda text: text == both)
     settled(other, view="head")
     assert other.locator(".attended .piece").count() == len(whole)
+    other.select_option("#model", "long")  # another vocabulary: the tokens become text
+    settings_where(other, lambda chosen: (chosen["look_text"], chosen.get("added")) == (both, None))
     page.keyboard.press(",")
     page.keyboard.press(",")
     eventually(page, lambda: shown_text(page), lambda text: text == TEXT)
@@ -183,6 +191,7 @@ def test_models_that_do_not_continue_a_text(visit: Open, server: Any) -> None:
     assert len(last) == 10
     assert alike(page.locator(".two-bars .raw").all_inner_texts()[:10], [p for _, _, p in last])
     assert page.inner_text("#next-title") == "Predicted token"
+    assert page.locator(".two-bars .number:visible").count() == 0  # nothing is sampled
     assert not page.locator("button:text-is('Next')").is_visible()
     assert page.locator(".two-bars .pick").count() == 0
 
@@ -194,6 +203,32 @@ def test_models_that_do_not_continue_a_text(visit: Open, server: Any) -> None:
     eventually(page, lambda: requests, lambda sent: bool(sent) and "target" in sent[-1])
     page.wait_for_function("() => document.querySelectorAll('.attended .strip').length === 2")
     assert page.locator(".attended .strip:visible").count() == 2
+    settings_where(page, lambda chosen: chosen.get("look_target") == "kediler fareleri")
+
+    # A bar ends the target with its token; Undo takes it back.
+    eventually(
+        page,
+        lambda: page.inner_text(".distribution > .note"),
+        lambda text: text == "After fareleri",
+    )
+    answer = answered(
+        server,
+        "/v1/attention",
+        model="translator",
+        source="the cat chases the mouse",
+        target="kediler fareleri",
+        layers=[0],
+    )
+    number, guess = next(
+        (number, guess)
+        for number, guess in enumerate(answer["next"][-1])
+        if not guess[0].startswith("[")
+    )
+    page.locator(".two-bars .pick").nth(number).click()
+    settings_where(
+        page, lambda chosen: chosen.get("look_target") == f"kediler fareleri {guess[0]}"
+    )
+    page.click("button:text-is('Undo')")
     settings_where(page, lambda chosen: chosen.get("look_target") == "kediler fareleri")
 
     page.select_option("#model", "tuned")  # attention alone, and why it says so
@@ -257,7 +292,7 @@ def test_nothing_moves_when_the_models_are_known(visit: Open) -> None:
     held: list[Any] = []
     page = visit(
         link(tab="look", model="gpt"),
-        route=lambda page: page.route("**/v1/models", held.append),
+        route=lambda page: page.route("**/v1/models", lambda route: held.append(route)),
         state="waiting",
     )
     page.wait_for_selector("text=Loading the list of models …")

@@ -185,6 +185,7 @@ export class InsideView {
 
   clear() {
     this.page = this.response = null;
+    this.app.panelOf(this.app.settings.tab).insideCleared?.();
     this.container.replaceChildren();
   }
 
