@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import urllib.parse
 from typing import Any
 
 import pytest
@@ -41,9 +42,7 @@ def shown_text(page: Any) -> str:
     return str(page.input_value("#look-text"))
 
 
-def test_look_comes_first_and_shows_text_attention_and_next_token(
-    visit: Open, server: Any
-) -> None:
+def test_look_comes_first_and_shows_text_attention_and_next_token(visit: Open, server: Any) -> None:
     page = visit()
     assert page.get_attribute("#tab-look", "aria-selected") == "true"
     assert page.locator("[role=tab]").first.inner_text() == "Look"
@@ -112,9 +111,7 @@ def test_tokens_are_added_by_next_and_by_bars_undone_and_linked(visit: Open, ser
         lambda texts: alike(texts, [math.exp(entry["logprob"]) for entry in listed]),
     )
     page.locator(".two-bars .pick").nth(2).click()
-    settings_where(
-        page, lambda chosen: chosen.get("added", "").endswith(f".{listed[2]['id']}")
-    )
+    settings_where(page, lambda chosen: chosen.get("added", "").endswith(f".{listed[2]['id']}"))
     assert shown_text(page) == both + listed[2]["text"]
     page.click("button:text-is('Undo')")
     eventually(page, lambda: shown_text(page), lambda text: text == both)
@@ -225,9 +222,7 @@ def test_models_that_do_not_continue_a_text(visit: Open, server: Any) -> None:
         if not guess[0].startswith("[")
     )
     page.locator(".two-bars .pick").nth(number).click()
-    settings_where(
-        page, lambda chosen: chosen.get("look_target") == f"kediler fareleri {guess[0]}"
-    )
+    settings_where(page, lambda chosen: chosen.get("look_target") == f"kediler fareleri {guess[0]}")
     page.click("button:text-is('Undo')")
     settings_where(page, lambda chosen: chosen.get("look_target") == "kediler fareleri")
 
@@ -312,11 +307,21 @@ def test_a_link_keeps_the_probabilities_of_a_text_after_heads_are_switched_off(
     page.evaluate("hash => location.hash = hash", page.evaluate("location.hash") + "&off=0.1")
     page.wait_for_selector(".other-heads:text-is('Generated with all heads on.')")
     address = copied(page)
-    assert "on_off=none" in address
+    assert "on_off=none*4" in urllib.parse.unquote(address)
     other = visit(address)
     other.wait_for_selector(".result .state:has-text('Restored from the link.')")
     assert other.eval_on_selector_all(".result .token", labels) == before
     assert other.inner_text(".other-heads") == "Generated with all heads on."
+
+    # Tokens that were generated with other heads keep their probabilities, too.
+    page.click("button:text-is('Continue')")
+    page.wait_for_selector(".result .state:has-text('4 new tokens after 4 earlier ones.')")
+    before = page.eval_on_selector_all(".result .token", labels)
+    address = copied(page)
+    assert "on_off=none*4;0.1*4" in urllib.parse.unquote(address)
+    other = visit(address)
+    other.wait_for_selector(".result .state:has-text('Restored from the link.')")
+    assert other.eval_on_selector_all(".result .token", labels) == before
 
     # A bar of the next-token distribution appends its token.
     drawn(page)

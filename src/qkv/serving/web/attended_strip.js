@@ -9,7 +9,8 @@ const NAMED = 3; // tokens in the sentence
 export class AttendedStrip {
   constructor() {
     this.queries = new TokenStrip("The target: arrow keys choose a token", (token) => this.page?.set({ token }));
-    this.keys = new TokenStrip("The text: arrow keys choose a token", (token) => this.same && this.page?.set({ token }));
+    const pick = (token) => this.same && this.page?.set({ token });
+    this.keys = new TokenStrip("The text: arrow keys choose a token", pick);
     this.keys.element.classList.add("keys");
     for (const { element: strip } of [this.queries, this.keys]) {
       strip.tabIndex = 0;

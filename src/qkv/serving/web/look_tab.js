@@ -25,10 +25,10 @@ export class LookTab {
     this.message = element("div");
     this.added = new AddedTokens(app, this.message, () => (this.typing = false));
     this.targets = []; // of a translator, before a token was added
-    const button = (name, act, key, kind = "") =>
-      element("button", { type: "button", class: kind, onclick: act, title: `Key ${key}`, "aria-keyshortcuts": key }, name);
-    this.onward = button("Next", () => this.next(), ".", "primary");
-    this.back = button("Undo", () => this.undo(), ",");
+    const button = (name, key, attributes) =>
+      element("button", { type: "button", title: `Key ${key}`, "aria-keyshortcuts": key, ...attributes }, name);
+    this.onward = button("Next", ".", { class: "primary", onclick: () => this.next() });
+    this.back = button("Undo", ",", { onclick: () => this.undo() });
     this.tools = element("div", { class: "actions" }, this.onward, this.back);
     this.distribution = new Distribution(app, { tools: [this.tools] });
     this.sampling = new Sampling(app, { brief: true });
