@@ -131,7 +131,8 @@ class SteeringPrompts(NamedTuple):
             return None
         if plus is None or minus is None or layer is None:
             raise ValueError(
-                "steer: expected --steer-to, --steer-from and --steer-layer together; one is missing"
+                "steer: expected --steer-to, --steer-from and --steer-layer together; "
+                "one is missing"
             )
 
         return cls(plus, minus, layer, strength)

@@ -17,7 +17,8 @@ export class Explanation {
     this.text = new SignedTokens("Tokens by their part in the answer", ["share", "contribution"]);
     this.list = element("ol", { class: "bars", "aria-label": "The largest shares" });
     this.word = element("select", { id: "explained", onchange: () => this.draw() });
-    this.picking = element("p", { class: "picking-word" }, element("label", { for: "explained" }, "Tag of "), this.word);
+    const label = element("label", { for: "explained" }, "Tag of ");
+    this.picking = element("p", { class: "picking-word" }, label, this.word);
     this.element = element(
       "section",
       { class: "explanation sheet", "aria-labelledby": "explanation-title", hidden: true },
@@ -48,7 +49,8 @@ export class Explanation {
       const value = contributions[row][position];
       const share = shares[row][position];
       const side = value < 0 ? "against" : "for";
-      return { ...token, value, share, facts: `${percent(share)}, ${side} the answer`, cells: [percent(share), signed(value, 3)] };
+      const facts = `${percent(share)}, ${side} the answer`;
+      return { ...token, value, share, facts, cells: [percent(share), signed(value, 3)] };
     });
     this.text.show(rows, HINT);
     const sorted = [...rows].sort((one, other) => other.share - one.share);
@@ -60,7 +62,8 @@ export class Explanation {
   row(token, share) {
     const bar = element("span", { class: token?.value < 0 ? "bar less" : "bar", "aria-hidden": "true" });
     bar.style.setProperty("--part", share);
-    const name = token === null ? "all others" : `${quoted(named(token))}, ${token.value < 0 ? "against" : "for"} the answer`;
+    const side = token?.value < 0 ? "against" : "for";
+    const name = token === null ? "all others" : `${quoted(named(token))}, ${side} the answer`;
     return element(
       "li",
       { "aria-label": `${name}: ${percent(share)}` },
