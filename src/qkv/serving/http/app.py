@@ -22,6 +22,7 @@ from qkv.serving.routes import (
     playground,
     translate,
     vocabulary,
+    walk,
 )
 from qkv.version import __version__
 
@@ -37,6 +38,7 @@ ROUTERS = (
     vocabulary.router,
     translate.router,
     attention.router,
+    walk.router,
     effects.router,
     health.router,
     playground.router,

@@ -1,7 +1,7 @@
 // Classify: the prediction of a fine-tuned model for a text, two texts, choices, or each word of a sentence.
 
+import { barList } from "qkv/bar_list.js";
 import { element, percent } from "qkv/elements.js";
-import { bars } from "qkv/one_head.js";
 import { tokenText } from "qkv/token_text.js";
 import { Latest, fetchJson } from "./api.js";
 import { Explanation } from "./explanation.js";
@@ -185,13 +185,13 @@ export class Classify {
           tokenText(texts[choice + 1], { class: "word" }),
           `, ${percent(probability)}`,
         ),
-        bars(scores.map((score, index) => [texts[index + 1], score, index === choice])),
+        barList(scores.map((value, index) => ({ text: texts[index + 1], value, actual: index === choice }))),
       ];
     }
     const rows = Object.entries(scores).sort((one, other) => other[1] - one[1]);
     return [
       element("h2", {}, "Predicted class: ", tokenText(label, { class: "word" }), `, ${percent(probability)}`),
-      bars(rows.map(([name, score]) => [name, score, name === label])),
+      barList(rows.map(([text, value]) => ({ text, value, actual: text === label }))),
     ];
   }
 }

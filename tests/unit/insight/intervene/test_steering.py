@@ -10,9 +10,9 @@ from torch import Tensor
 
 from qkv.generation.generate import generate
 from qkv.insight.inspect.attention_edits import Edit, apply_edits
-from qkv.insight.inspect.edit_effects import edit_effects
 from qkv.insight.inspect.model_input import ids_of, logits, read
-from qkv.insight.inspect.steering import Steering, steer, steering_direction
+from qkv.insight.intervene.edit_effects import edit_effects
+from qkv.insight.intervene.steering import Steering, steer, steering_direction
 from qkv.nn.attention.mask import Causal
 from qkv.text import train
 from support.families import bert, gpt, rnn, transformer

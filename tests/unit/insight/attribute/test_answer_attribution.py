@@ -9,7 +9,7 @@ import torch
 
 from qkv.data.batches.framing import Frame
 from qkv.generation.classify import classify, example_of, score_examples
-from qkv.insight.inspect.answer_attribution import answer_contributions
+from qkv.insight.attribute.answer_attribution import answer_contributions
 from qkv.models import TaskModel
 from support.small_task_models import ASKED, Small, alone, small_tuned
 
