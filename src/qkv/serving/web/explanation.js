@@ -1,10 +1,11 @@
 // Which tokens led a fine-tuned model to its answer: the text tinted by them, and the largest shares as a list.
 
+import { fillBars } from "qkv/bar_list.js";
 import { element, percent } from "qkv/elements.js";
 import { quoted } from "qkv/token_text.js";
 import { note } from "./notices.js";
 import { SignedTokens, signed, signedLegend } from "./signed_tokens.js";
-import { named, spaced } from "./tokens.js";
+import { named } from "./tokens.js";
 
 const LISTED = 8;
 const ABOUT =
@@ -55,21 +56,15 @@ export class Explanation {
     this.text.show(rows, HINT);
     const sorted = [...rows].sort((one, other) => other.share - one.share);
     const others = sorted.slice(LISTED).reduce((sum, { share }) => sum + share, 0);
-    const rest = sorted.length > LISTED ? [this.row(null, others)] : [];
-    this.list.replaceChildren(...sorted.slice(0, LISTED).map((token) => this.row(token, token.share)), ...rest);
+    fillBars(this.list, sorted.slice(0, LISTED).map(shareRow), { others });
   }
+}
 
-  row(token, share) {
-    const bar = element("span", { class: token?.value < 0 ? "bar less" : "bar", "aria-hidden": "true" });
-    bar.style.setProperty("--part", share);
-    const side = token?.value < 0 ? "against" : "for";
-    const name = token === null ? "all others" : `${quoted(named(token))}, ${side} the answer`;
-    return element(
-      "li",
-      { "aria-label": `${name}: ${percent(share)}` },
-      token === null ? element("span", { class: "rest" }, "all others") : spaced(token),
-      element("span", { class: "number" }, `${token?.value < 0 ? "− " : ""}${percent(share)}`),
-      bar,
-    );
-  }
+/** A token as a row with its share. */
+function shareRow(token) {
+  const { value, share } = token;
+  const text = named(token);
+  const shown = `${value < 0 ? "− " : ""}${percent(share)}`;
+  const side = value < 0 ? "against" : "for";
+  return { text, value: share, shown, name: `${quoted(text)}, ${side} the answer: ${percent(share)}` };
 }
