@@ -203,7 +203,7 @@ class Heads:
             values["scores"] = {name: found.tolist() for name, found in history.scores.items()}
             numbers.append(values)
 
-        title = f"How heads came to be: {self.model}"
+        title = f"How heads came to be: {run.name}"
         drawn = (histories, loss_curve(run))
         return HeadResults(numbers, history_table(histories), drawn, title)
 

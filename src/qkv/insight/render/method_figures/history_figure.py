@@ -13,6 +13,7 @@ from qkv.insight.render.figures.head_figures import sheet, write_texts
 
 LossCurve = tuple[Sequence[float], Sequence[float]]
 """Steps, and the loss at each."""
+WORTH_MARKING = 0.15  # growth of the score of a head that has learned something
 HEADS = 3  # lines for induction; other patterns have one
 
 
@@ -92,6 +93,8 @@ def mark_bump(axes: Axes, history: HeadHistory) -> None:
     if "induction" not in history.scores:
         return
 
+    ((layer, head),) = history.strongest("induction", 1)
+    scores = history.scores["induction"][:, layer, head]
     steps = history.steepest("induction")
-    if steps is not None:
+    if steps is not None and float(scores.max() - scores.min()) >= WORTH_MARKING:
         axes.axvspan(*steps, color="#DDDDDD", alpha=0.6, linewidth=0, zorder=0)
