@@ -1,9 +1,12 @@
 // Attention beside attribution: the weights of a head, and the gradient x input of the prediction.
 
+import { keyBars } from "qkv/bar_list.js";
 import { element, percent } from "qkv/elements.js";
 import { HeatMap } from "qkv/heat_map.js";
 import { TokenStrip } from "qkv/token_strip.js";
 import { quoted, tokenText } from "qkv/token_text.js";
+
+const LISTED = 5;
 
 export class Attribution {
   constructor(page) {
@@ -15,6 +18,7 @@ export class Attribution {
     this.sides = ["Attention", "Attribution"].map((name) => ({
       name,
       heading: element("h2"),
+      list: element("div"),
       map: new HeatMap({ name: `${name}: rows and columns are tokens`, onpick: pick, onhover: hover }),
       strip: new TokenStrip(`${name}: the text shaded for the chosen token`, pickToken),
     }));
@@ -26,7 +30,9 @@ export class Attribution {
       element(
         "div",
         { class: "pair" },
-        ...this.sides.map(({ heading, strip, map }) => element("div", {}, heading, strip.element, map.element)),
+        ...this.sides.map(({ heading, strip, list, map }) =>
+          element("div", {}, heading, strip.element, list, map.element),
+        ),
       ),
     );
   }
@@ -55,8 +61,7 @@ export class Attribution {
     this.about.replaceChildren(
       "For ",
       tokenText(this.rows.texts[row], { class: "word" }),
-      ": the attention weights of a head, and the attribution of the prediction to each token (gradient × input). ",
-      "The two need not agree.",
+      ": the attention weights of a head, and the attribution of the prediction to each token (gradient × input).",
     );
     const titles = [
       compared
@@ -65,13 +70,15 @@ export class Attribution {
       "Attribution: gradient × input",
     ];
     if (this.page.state === state) this.page.setStatus(this.sentence(row));
-    this.sides.forEach(({ heading, map, strip }, number) => {
+    this.sides.forEach(({ heading, map, strip, list }, number) => {
       heading.textContent = titles[number];
       strip.show(this.columns.side, state.words);
       strip.mark(this.same ? row : null);
       strip.reveal();
       const matrix = matrices[number];
       map.element.hidden = !matrix;
+      const listed = matrix?.exact ? [keyBars(this.columns, matrix.strongest(row, LISTED), LISTED)] : [];
+      list.replaceChildren(...listed);
       strip.shade(matrix ? matrix.row(row) : null, colours);
       if (matrix)
         map.show(matrix, this.rows, this.columns, colours, { pinned: row, causal: Boolean(compared?.causal) });

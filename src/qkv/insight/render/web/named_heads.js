@@ -8,6 +8,7 @@ export class NamedHeads {
   constructor(page) {
     this.page = page;
     this.title = "Side by side";
+    this.explained = "head";
     this.pair = element("div", { class: "pair" });
     const text = "Rows are queries, columns are keys; the weights of a row sum to 100%.";
     this.element = element("section", { class: "view" }, element("p", { class: "note" }, text), this.pair);
