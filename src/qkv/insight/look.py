@@ -15,18 +15,19 @@ from torch import Tensor
 
 from qkv import artifact, storage
 from qkv.generation.fill import Guess
+from qkv.insight.attribute.logit_attribution import LogitParts, can_split_logits, split_logits
 from qkv.insight.inspect import look_data
 from qkv.insight.inspect.attribution import attribution as compute_attribution
-from qkv.insight.walk.attention_record import site_named
 from qkv.insight.inspect.capture import CapturedAttention, capture_attention
-from qkv.insight.walk.head_walk import HeadName, HeadWalk, counted, walk_heads
 from qkv.insight.inspect.logit_lens import logit_lens, makes_predictions, next_tokens
 from qkv.insight.inspect.look_data import LookData
 from qkv.insight.inspect.model_input import Reading, leading_spaces, read
 from qkv.insight.inspect.residual_norms import Norms, residual_norms
-from qkv.insight.walk.telling_heads import WALK_MAX_TOKENS, affordable, telling_heads
 from qkv.insight.render.page import page
 from qkv.insight.render.views import ENDINGS, Heads, View, ViewChoice
+from qkv.insight.walk.attention_record import site_named
+from qkv.insight.walk.head_walk import HeadName, HeadWalk, counted, walk_heads
+from qkv.insight.walk.telling_heads import WALK_MAX_TOKENS, affordable, telling_heads
 from qkv.models.model import Model, backbone_of
 from qkv.models.sites import attends, attention_sites, predicts_tokens
 from qkv.text.tokenizer import Tokenizer
@@ -205,6 +206,7 @@ def look(
         *gradients,
         bidirectional,
         walks=walks_of(model, tokenizer, reading, heads, required=bool(walks or walked)),
+        parts=parts_of(model, reading, explained=gradients[1] is not None),
         texts=given_texts(tokenizer, reading, texts, source, target),
         leading_spaces=leading_spaces(tokenizer, shown_ids(reading, by_layer or [predictions])),
     )
@@ -295,6 +297,14 @@ def gradients_of(
         shares = compute_attribution(model, reading)
 
     return norm_values, shares
+
+
+def parts_of(model: Model, reading: Reading, explained: bool) -> list[LogitParts] | None:
+    """The parts of each position's logit, beside an attribution, if the model is such a sum."""
+    if not explained or not can_split_logits(model):
+        return None
+
+    return split_logits(model, reading, range(len(reading.text.ids)))
 
 
 def heads_to_walk(
