@@ -97,7 +97,8 @@ export class LogitParts {
     const most = Math.abs(ranked[0].value) || 1;
     this.heading.replaceChildren("What wrote the logit of ", tokenText(position.token, { class: "word" }));
     const count = `${ranked.length} parts sum to ${signed(position.total)}`;
-    this.sentence.textContent = `${count}. The direct path alone: what a head changes for later layers is theirs.`;
+    const read = "blue raises it, orange lowers it. Layers down, heads across, FF is feed-forward.";
+    this.sentence.textContent = `${count}: ${read}`;
     this.table.setAttribute("aria-label", `Contributions by layer and head; the largest are listed. ${count}.`);
     this.draw(parts, position, most);
     this.fill(ranked.slice(0, LISTED), most);
@@ -111,7 +112,7 @@ export class LogitParts {
         const { head, name } = columns[number];
         const title = `${name(layer)}: ${signed(value ?? 0)}`;
         const cell = element("td", { title, class: value < 0 ? "minus" : "plus" });
-        cell.style.setProperty("--part", String(Math.abs(value ?? 0) / most));
+        cell.style.setProperty("--part", Math.sqrt(Math.abs(value ?? 0) / most).toFixed(3)); // small ones are visible
         if (head !== null) Object.assign(cell.dataset, { layer, head });
         return cell;
       });
