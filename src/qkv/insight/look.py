@@ -15,6 +15,7 @@ from torch import Tensor
 
 from qkv import artifact, storage
 from qkv.generation.fill import Guess
+from qkv.insight.attribute.logit_attribution import LogitParts, can_split_logits, split_logits
 from qkv.insight.inspect import look_data
 from qkv.insight.inspect.attribution import attribution as compute_attribution
 from qkv.insight.inspect.capture import CapturedAttention, capture_attention
@@ -209,6 +210,7 @@ def look(
         *gradients,
         bidirectional,
         walks=walks_of(model, tokenizer, reading, heads, required=bool(walks or walked)),
+        parts=parts_of(model, reading, explained=gradients[1] is not None),
         texts=given_texts(tokenizer, reading, texts, source, target),
         leading_spaces=leading_spaces(tokenizer, shown_ids(reading, by_layer or [predictions])),
     )
@@ -299,6 +301,14 @@ def gradients_of(
         shares = compute_attribution(model, reading)
 
     return norm_values, shares
+
+
+def parts_of(model: Model, reading: Reading, explained: bool) -> list[LogitParts] | None:
+    """The parts of each position's logit, beside an attribution, if the model is such a sum."""
+    if not explained or not can_split_logits(model):
+        return None
+
+    return split_logits(model, reading, range(len(reading.text.ids)))
 
 
 def heads_to_walk(

@@ -13,6 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from qkv.generation.fill import Guess
+from qkv.insight.attribute.logit_attribution import LogitParts
 from qkv.insight.inspect.capture import CapturedAttention
 from qkv.insight.inspect.model_input import Reading
 from qkv.insight.inspect.residual_norms import Norms
@@ -59,6 +60,8 @@ class LookData:
     texts: tuple[str, ...] = ()
     """The texts as given, for a translator the source and the target; empty if only tokens are
     known."""
+    parts: list[LogitParts] | None = None
+    """The logit of the likeliest token at each position, split into the parts of the model."""
     leading_spaces: Mapping[int, int] = field(default_factory=dict)
     """The spaces that tokens begin with, by id: `reading` and the guesses have none."""
 

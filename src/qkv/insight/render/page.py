@@ -27,6 +27,7 @@ from qkv.insight.render.page_heads import (
     first_head,
     with_shares,
 )
+from qkv.insight.render.page_parts import described_parts
 from qkv.insight.render.page_text import heading, missing_views
 from qkv.insight.render.script_bundle import bundle, module
 from qkv.insight.render.views import MISSING, View, ViewChoice, head_numbers, numbered
@@ -35,7 +36,7 @@ from qkv.insight.render.walk.walk_data import described_walks, walk_blocks
 EXACT = 4_000_000
 """Weights up to which each has 16 bits; above, each has 8 bits of its root, precise near 0."""
 THREADS = 4
-STYLES = ("view.css", "tiles.css", "walk.css")
+STYLES = ("view.css", "tiles.css", "walk.css", "parts.css")
 """Style sheets, in their order."""
 NO_SPACES: Mapping[int, int] = {}
 
@@ -173,6 +174,9 @@ def chunks(
             listed = as_json(compact(guesses, look.leading_spaces))
             yield block(part, listed, "application/json")
 
+    if look.parts is not None:
+        yield block("parts", as_json(described_parts(look)), "application/json")
+
     for name, walk in walk_blocks(look):
         yield block(name, as_json(walk), "application/json")
 
@@ -260,6 +264,7 @@ def described(look: LookData, code: Code) -> dict[str, Any]:
         "lens": look.lens is not None,
         "norms": described_norms(look),
         "attribution": None,
+        "parts": look.parts is not None,
         "walk": described_walks(look),
         "lacking": missing_views(look),
     }

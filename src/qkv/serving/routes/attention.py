@@ -16,6 +16,7 @@ from qkv.insight.inspect.look_data import ATTRIBUTION_MAX_TOKENS, LENS_MAX_TOKEN
 from qkv.insight.inspect.model_input import Reading, make_side, read
 from qkv.insight.look import Look, longest_side, look
 from qkv.insight.render.page import EXACT, blocks, cells, compact, described, opening
+from qkv.insight.render.page_parts import described_parts
 from qkv.insight.render.page_text import missing_views
 from qkv.insight.render.views import ViewChoice
 from qkv.models.model import Model
@@ -179,5 +180,6 @@ def look_response(result: Look, body: AttentionRequest) -> Response:
             "blocks": packed,
             "next": None if result.next is None else compact(result.next, result.leading_spaces),
             "lens": None if result.lens is None else compact(result.lens, result.leading_spaces),
+            "parts": described_parts(result),
         }
     )

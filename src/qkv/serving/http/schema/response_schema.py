@@ -191,6 +191,9 @@ class AttentionReply(BaseModel):
     )
     next: list[Any] | None
     lens: list[Any] | None
+    parts: dict[str, Any] | None = Field(
+        default=None, description="With attribution: each position's logit by layer and head."
+    )
 
 
 class NextTokenChange(BaseModel):
