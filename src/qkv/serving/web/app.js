@@ -82,7 +82,7 @@ export class App {
         element("h1", {}, element("span", { class: "mark" }, "qkv"), " playground"),
         element("span", { class: "tools" }, this.link, this.theming),
       ),
-      list,
+      element("div", { role: "navigation", "aria-label": "Tasks" }, list),
       element("main", {}, this.picking, this.gate, this.panel),
       this.status,
     );

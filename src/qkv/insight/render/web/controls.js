@@ -52,7 +52,7 @@ export class Controls {
     );
     this.attention = element(
       "div",
-      { class: "controls", role: "group", "aria-label": "Attention" },
+      { class: "controls", role: "region", "aria-label": "Attention" },
       ...(this.kinds ? [this.kinds.element] : []),
       this.layer.element,
       this.head.element,

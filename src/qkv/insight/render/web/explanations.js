@@ -140,7 +140,12 @@ export class Explanation {
     this.body = element("div", { class: "what-body" });
     this.summary = element("summary", {}, "What is this?");
     this.details = element("details", { class: "what" }, this.summary, this.body);
-    this.element = element("div", { class: "about-view" }, this.sentence, this.details);
+    this.element = element(
+      "div",
+      { class: "about-view", role: "region", "aria-label": "About this view" },
+      this.sentence,
+      this.details,
+    );
     this.shown = "";
   }
 

@@ -48,7 +48,7 @@ export class Lens {
     this.layers = layers;
     this.side = store.data.sides[store.data.text];
     this.note.hidden = this.layers.length > 1;
-    const token = Math.min(state.token ?? this.last, this.last);
+    const token = Math.min(state.token ?? this.end, this.end);
     if (this.token !== token || this.chosen[1] >= this.side.tokens.length) {
       this.token = token;
       this.chosen = [this.chosen?.[0] ?? this.layers.length - 1, token];
@@ -70,7 +70,7 @@ export class Lens {
   }
 
   /** The position of the last token, which is shown until another is chosen. */
-  get last() {
+  get end() {
     return this.side.tokens.length - 1;
   }
 
@@ -90,7 +90,7 @@ export class Lens {
   /** The arrow keys move from layer to layer. */
   key(event) {
     if (event.key === "ArrowLeft" && !event.shiftKey && this.page.state.token === null) {
-      this.page.set({ token: Math.max(0, this.last - 1) }); // from the last token, which is shown
+      this.page.set({ token: Math.max(0, this.end - 1) }); // from the last token, which is shown
       return true;
     }
     const rows = { ArrowUp: -1, ArrowDown: 1 }[event.key];
