@@ -14,12 +14,16 @@ from rich.console import Console
 from qkv.command_line.model_opening import DEFAULT_MACHINE, Machine, ModelName, open_float32
 from qkv.command_line.output_checks import check_not_input, check_writable
 from qkv.command_line.user_input import note, note_unknown, read_standard_input, read_text_or_pipe
+from qkv.insight.heads.head_names import read_measurement, with_measurement
 from qkv.insight.inspect.capture import unmasked
+from qkv.insight.walk.head_walk import HeadName, walk_heads
 from qkv.insight.inspect.position_encoding import position_encoding
+from qkv.insight.walk.telling_heads import telling_heads
 from qkv.insight.look import FORMATS, Look, look
 from qkv.insight.render import terminal
 from qkv.insight.render.views import ENDINGS, View, ViewChoice
 from qkv.models.model import Model
+from qkv.text.tokenizer import Tokenizer
 from qkv.storage import last_part
 
 WITHOUT_ATTENTION = ("next", "lens", "norms")
@@ -48,8 +52,8 @@ class LookCommand:
     data: Path | None = None
     """A file with the text."""
     view: Literal[View, "positions"] | None = None
-    """heads, an overview of all heads (the default without --layer or --head); head, its heat map;
-    lines between words (each word with those it attends to most); next, the next tokens; lens, the
+    """heads, an overview of all heads (the default without --layer or --head); walk, one head from
+    query, key and value to what it writes, number by number; head, its heat map; lines between words (each word with those it attends to most); next, the next tokens; lens, the
     prediction after each layer; norms of the residual stream and of gradients; numbers, the entropy
     and distance of each head; attribution, gradients beside attention; positions, the positional
     encoding."""
@@ -60,9 +64,17 @@ class LookCommand:
     contains."""
     head: tuple[int, ...] = ()
     """The head, counted from 0, or several for lines."""
+    token: int | None = None
+    """For walk: the token whose query is shown, counted from 0 (default: the last)."""
     words: bool = False
     """Join the pieces of a word: attention to a word is summed over its pieces, attention from a
     word is averaged."""
+    without_first: bool = False
+    """Leave out the first token and special tokens, which take much of the weight, and rescale the
+    rest to 100%."""
+    names: Path | None = None
+    """A file that `qkv heads MODEL --json` printed: heads of a page are named by it, not by this
+    text alone."""
     mask: Literal["causal", "none"] = "causal"
     """none removes the causal mask of a GPT, to see what it hides."""
     out: Path | None = None
@@ -114,14 +126,44 @@ class LookCommand:
                 lens=self.view == "lens" or None,
                 norms=self.view == "norms" or None,
                 attribution=attribution,
+                walks=ending == ".html" and (self.view == "walk" or None),
+                walked=self.walked if ending == ".html" else (),
             )
+            if self.view == "walk" and not whole:
+                result = self.with_walk(result, opened.model, opened.tokenizer)
 
         first = self.layer[0] if self.layer else None
         head = self.head or None
         choice = ViewChoice(
-            view=self.view, kind=self.kind, layer=first, head=head, words=self.words
+            view=self.view,
+            kind=self.kind,
+            layer=first,
+            head=head,
+            words=self.words,
+            token=self.token,
+            without_first=self.without_first,
         )
+        if self.names is not None:
+            measured = read_measurement(self.names)
+            named = [with_measurement(attention, measured) for attention in result.attention]
+            result = replace(result, attention=named)
+
         self.show_look(result, choice)
+
+    @property
+    def walked(self) -> list[HeadName]:
+        """The heads of the flags, for their walks."""
+        return [(self.kind, layer, head) for layer in self.layer for head in self.head]
+
+    def with_walk(self, result: Look, model: Model, tokenizer: Tokenizer) -> Look:
+        """The look with the walk of the chosen head, or else of the most telling one."""
+        names = self.walked
+        if not names:
+            names = telling_heads(result.of(self.kind), tokenizer.special)
+            if self.head:
+                names = [name for name in names if name[2] == self.head[0]]
+
+        return replace(result, walks=walk_heads(model, result.reading, tokenizer, names[:1]))
 
     def read_texts(self) -> list[str]:
         """The texts of the command line, of a file, or of standard input."""

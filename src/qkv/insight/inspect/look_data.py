@@ -14,6 +14,7 @@ from torch import Tensor
 
 from qkv.generation.fill import Guess
 from qkv.insight.inspect.capture import CapturedAttention
+from qkv.insight.walk.head_walk import HeadName, HeadWalk
 from qkv.insight.inspect.model_input import Reading
 from qkv.insight.inspect.residual_norms import Norms
 
@@ -53,6 +54,8 @@ class LookData:
     1."""
     bidirectional: bool = False
     """True for a BERT, which predicts the token at a position; others predict the next token."""
+    walks: dict[HeadName, HeadWalk] | None = None
+    """The walks of some heads, by kind, layer and head."""
     texts: tuple[str, ...] = ()
     """The texts as given, for a translator the source and the target; empty if only tokens are
     known."""

@@ -32,6 +32,8 @@ class Side(NamedTuple):
     """Readable tokens; a special token has its name."""
     words: tuple[WholeWord, ...]
     """The tokens grouped into whole words."""
+    special: tuple[int, ...] = ()
+    """The positions of special tokens."""
 
 
 class Reading(NamedTuple):
@@ -264,7 +266,8 @@ def make_side(tokenizer: Tokenizer, ids: Sequence[int]) -> Side:
 
         words.append(WholeWord(text, word.positions))
 
-    return Side(tuple(ids), tokens, tuple(words))
+    special = tuple(position for position, id in enumerate(ids) if id in tokenizer.special)
+    return Side(tuple(ids), tokens, tuple(words), special)
 
 
 def readable_token(tokenizer: Tokenizer, id: int) -> str:

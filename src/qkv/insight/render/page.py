@@ -10,8 +10,9 @@ from __future__ import annotations
 import base64
 import hashlib
 import html
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from string import Template
 from typing import Any
 
@@ -20,13 +21,17 @@ from qkv.insight.inspect.capture import CapturedAttention
 from qkv.insight.inspect.look_data import LookData
 from qkv.insight.inspect.model_input import Side
 from qkv.insight.render.page_encoding import Code, as_json, block, numbers, packed, rounded
+from qkv.insight.render.page_heads import described_heads, first_head, with_shares
 from qkv.insight.render.page_text import heading, missing_views
 from qkv.insight.render.script_bundle import bundle, module
+from qkv.insight.render.walk.walk_data import described_walks, walk_blocks
 from qkv.insight.render.views import MISSING, View, ViewChoice, head_numbers, numbered
 
 EXACT = 4_000_000
 """Weights up to which each has 16 bits; above, each has 8 bits of its root, precise near 0."""
 THREADS = 4
+STYLES = ("view.css", "tiles.css", "walk.css")
+"""Style sheets, in their order."""
 NO_SPACES: Mapping[int, int] = {}
 
 
@@ -36,19 +41,20 @@ def page(look: LookData, choice: ViewChoice = ViewChoice()) -> str:  # noqa: B00
     Args:
         look: The look.
         choice: What is shown first. The default view is all heads, or one head if a layer or head
-            is chosen; the default layer is the first whose weights were kept.
+            is chosen; the default head is the most telling one whose weights were kept.
 
     Raises:
         ValueError: If the look has no such view, kind, layer or head.
     """
+    look = replace(look, attention=with_shares(look))
     return "".join(chunks(look, opening(look, choice)))
 
 
 # What is shown first
 
 
-def opening(look: LookData, choice: ViewChoice) -> dict[str, Any]:
-    """The state in which the page opens."""
+def opening(look: LookData, choice: ViewChoice, fetches: bool = False) -> dict[str, Any]:
+    """The state in which the page opens; if it `fetches` layers, any head can be the first."""
     view = choice.view
     if view is not None and not has_view(look, view):
         raise ValueError(f"view: there is no {view} in this look at {look.model}")
@@ -61,30 +67,54 @@ def opening(look: LookData, choice: ViewChoice) -> dict[str, Any]:
         one = attention.depth * attention.heads == 1 or (choice.layer, choice.head) != (None, None)
         view = "head" if one else "heads"
 
-    first = min(attention.layers, default=0)
+    layers: Collection[int] = attention.layers
     if choice.layer is not None:
-        first = numbered("layer", choice.layer, attention.depth)
+        layers = [numbered("layer", choice.layer, attention.depth)]
+    elif fetches or not layers:
+        layers = range(attention.depth)
 
-    heads: tuple[int, ...] = (0,)
+    heads: tuple[int, ...] = ()
     if choice.head is not None:
         heads = head_numbers(choice.head, attention.heads)
+
+    first, head = first_head(attention, layers, heads[:1] or range(attention.heads))
 
     start: dict[str, Any] = {
         "view": view,
         "kind": attention.kind,
         "layer": first,
-        "head": heads[0],
+        "head": head,
         "words": choice.words,
+        "without": choice.without_first,
         "kept": [[first, number] for number in heads[1:]],
     }
     if view == "numbers":
         start |= {"view": "heads", "glance": "entropy"}
+    if choice.token is not None:
+        rows = len(attention.rows.ids)
+        start["token"] = numbered("token", choice.token, rows)
+    if view == "walk":
+        start |= opening_walk(look, choice, start)
 
     return start
 
 
+def opening_walk(look: LookData, choice: ViewChoice, start: dict[str, Any]) -> dict[str, Any]:
+    """The head of a walk: the one that is chosen, or the first that the page has."""
+    if choice.head is not None or not look.walks:
+        return {}
+
+    for kind, layer, head in look.walks:
+        if kind == start["kind"] and choice.layer in (None, layer):
+            return {"layer": layer, "head": head}
+
+    return {}
+
+
 def has_view(look: LookData, view: View) -> bool:
     """True if the look has data for this view."""
+    if view == "walk":
+        return bool(look.walks)
     if view in MISSING:
         return getattr(look, view) is not None
 
@@ -97,7 +127,7 @@ def has_view(look: LookData, view: View) -> bool:
 def chunks(look: LookData, start: dict[str, Any]) -> Iterator[str]:
     """The page in order: what is drawn first comes first, and is drawn while the rest is loaded."""
     script = bundle("standalone.js")
-    yield page_head(look.model, script, module("view.css"))
+    yield page_head(look.model, script, "".join(map(module, STYLES)))
 
     # Tokens, shapes and small heat maps, then the script
     code: Code = "linear16" if cells(look) <= EXACT else "root8"
@@ -115,6 +145,9 @@ def chunks(look: LookData, start: dict[str, Any]) -> Iterator[str]:
         if guesses is not None:
             listed = as_json(compact(guesses, look.leading_spaces))
             yield block(part, listed, "application/json")
+
+    for name, walk in walk_blocks(look):
+        yield block(name, as_json(walk), "application/json")
 
     yield "</body>\n</html>\n"
 
@@ -161,6 +194,11 @@ def heads(look: LookData, code: Code, kind: str, layer: int) -> Iterator[tuple[s
     with ThreadPoolExecutor(THREADS) as pool:
         yield from pool.map(pack, sites)
 
+    for attention in look.attention:
+        if attention.shares is not None:
+            mean = packed(attention.shares.mean, code, largest_weight(attention))
+            yield f"{attention.kind}.mean", mean
+
     if look.attribution is not None:
         yield "attribution", packed(look.attribution, code, 1.0)
 
@@ -183,6 +221,7 @@ def described(look: LookData, code: Code) -> dict[str, Any]:
         "lens": look.lens is not None,
         "norms": described_norms(look),
         "attribution": None,
+        "walk": described_walks(look),
         "lacking": missing_views(look),
     }
     if look.attribution is not None:
@@ -240,6 +279,7 @@ def described_attention(
         "entropy": numbers(attention.entropy),
         "distance": numbers(attention.distance),
         "names": list(attention.names) or None,
+        **described_heads(attention),
     }
 
 

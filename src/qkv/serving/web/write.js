@@ -1,15 +1,17 @@
 // Generate: a prompt, the generated tokens, and alternatives to each of them.
 
 import { element } from "qkv/elements.js";
+import { quoted } from "qkv/token_text.js";
 import { Alternatives } from "./alternatives.js";
 import { Latest, fetchJson, stream } from "./api.js";
 import { Builder } from "./builder.js";
 import { Distribution } from "./distribution.js";
 import { GeneratedText, parseIds } from "./generated_text.js";
 import { notice, problem } from "./notices.js";
+import { readTokens } from "./read_tokens.js";
 import { Sampling, newSeed } from "./sampling.js";
 import { generation, headNames, headsOff } from "./settings.js";
-import { Tokens, tokenLegend } from "./tokens.js";
+import { Tokens, named, tokenLegend } from "./tokens.js";
 
 const ALTERNATIVES = 10;
 const LINKED = 200; // ids that a link may carry
@@ -47,7 +49,7 @@ export class Write {
     this.other = element("p", { class: "note other-heads", hidden: true });
     this.alternatives = new Alternatives();
     this.sampling = new Sampling(app);
-    this.distribution = new Distribution(app);
+    this.distribution = new Distribution(app, { onpick: (token) => this.take(token) });
     this.result = element(
       "section",
       { class: "sheet result", "aria-labelledby": "result-title" },
@@ -171,27 +173,29 @@ export class Write {
     const text = this.running ? null : this.current;
     if (!text?.generated.length) return {};
     if (text.recipe === this.recipe) return { run: true };
-    return text.ids.length <= LINKED && !text.full ? { on: text.linkIds } : null;
+    if (text.ids.length > LINKED || text.full) return null;
+    // its probabilities are those without the heads that were off then
+    const others = text.off !== this.app.requestSettings.off;
+    return { on: text.linkIds, ...(others ? { on_off: text.off || "none" } : {}) };
   }
 
   /** Restores the text of a link: generates it again, or reads its ids if it was edited. */
-  async restore(on) {
+  async restore(on, offThen = "") {
     if (on === "") {
       this.generate();
       return;
     }
     const { app, newText } = this;
     const prompt = parseIds(on).flat().map((id) => parseInt(id, 10));
-    const off = headsOff(app.requestSettings);
-    const read = { prompt, max_tokens: 0, echo: true, logprobs: ALTERNATIVES, tokens: true };
+    const off = headsOff(offThen ? { off: offThen } : app.requestSettings);
     try {
-      const body = { model: newText.model, ...read, ...(off.length ? { heads_off: off } : {}) };
-      const { choices } = await fetchJson("/v1/completions", body, this.latest.begin());
-      this.text = GeneratedText.fromLink(on, choices[0].tokens, newText);
+      const how = { off, logprobs: ALTERNATIVES, signal: this.latest.begin() };
+      const tokens = await readTokens(newText.model, prompt, how);
+      this.text = GeneratedText.fromLink(on, tokens, { ...newText, off: off.join(" ") });
       this.redraw();
     } catch (error) {
       if (error.name === "AbortError") return;
-      this.message.replaceChildren(problem(error, () => this.restore(on)));
+      this.message.replaceChildren(problem(error, () => this.restore(on, offThen)));
       app.failed(error);
     }
   }
@@ -202,6 +206,31 @@ export class Write {
     this.draw();
     this.showNext();
     this.app.textChanged();
+  }
+
+  /** Adds one token, which was chosen among the likeliest, to the end of the text. */
+  async take({ id, text, token, logprob }) {
+    const { app } = this;
+    if (this.running || !app.ready) return;
+    try {
+      const now = this.current ?? (await this.readPrompt());
+      if (now.full) return;
+      const generated = [...now.generated, { id, text, token, logprob, chosen: true }];
+      this.text = now.with({ generated, reason: "chosen", off: app.requestSettings.off, before: this.text });
+      this.redraw();
+      app.announce(`Added ${quoted(named({ id, text, token }))}.`);
+    } catch (error) {
+      if (error.name === "AbortError") return;
+      this.message.replaceChildren(problem(error));
+      app.failed(error);
+    }
+  }
+
+  /** The prompt alone as a text. */
+  async readPrompt() {
+    const { newText } = this;
+    const tokens = await readTokens(newText.model, newText.prompt, { signal: this.latest.begin() });
+    return new GeneratedText({ ...newText, promptTokens: tokens.map(({ id, text, token }) => ({ id, text, token })) });
   }
 
   regenerate() {

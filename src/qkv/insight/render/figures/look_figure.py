@@ -32,6 +32,7 @@ from qkv.insight.render.figures.figure_style import (
     write_cells,
 )
 from qkv.insight.render.figures.prediction_figures import draw_lens, draw_next
+from qkv.insight.render.walk.walk_figure import draw_walk
 from qkv.insight.render.views import (
     NAMES,
     ViewChoice,
@@ -182,6 +183,7 @@ def draw_norm_panel(axes: Axes, layers: Sequence[Float[Tensor, "T"]], colour: st
 
 
 VIEWS: dict[str, Callable[[LookData, ViewChoice], Figure]] = {
+    "walk": draw_walk,
     "head": draw_head,
     "heads": draw_all_heads,
     "lines": draw_lines,

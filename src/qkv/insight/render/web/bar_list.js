@@ -9,6 +9,7 @@ import { quoted, tokenText } from "qkv/token_text.js";
  * @property {string} text the label, shown as a token
  * @property {number} value the length of the bar, from 0 to 1
  * @property {number} [before] a second bar above: before a change, or before the sampling parameters
+ * @property {string} [beforeShown] the number of the second bar, if it is to be read
  * @property {number | null} [position] the position of the token in the text
  * @property {boolean} [actual] whether it is the token of the text, which is outlined
  * @property {boolean} [out] whether it is filtered out, and pale
@@ -51,7 +52,11 @@ export function barList(rows, options = {}) {
  */
 export function fillBars(list, rows, options = {}) {
   const items = rows.map((row) => barRow(row));
-  if (options.others || options.othersBefore) items.push(othersRow(options.others ?? 0, options.othersBefore));
+  if (options.others || options.othersBefore) {
+    const read = rows.some(({ beforeShown }) => beforeShown !== undefined);
+    const before = read ? percent(options.othersBefore ?? 0) : undefined;
+    items.push(othersRow(options.others ?? 0, options.othersBefore, before));
+  }
   list.replaceChildren(...items);
 }
 
@@ -77,6 +82,7 @@ function barRow(row) {
   const label = tokenText(row.text, { class: "word", title: row.text });
   const named = row.position === undefined || row.position === null ? label : withPosition(label, row.position);
   const parts = [named, element("span", { class: "number" }, number), bars(row.value, row.before)];
+  if (row.beforeShown !== undefined) parts.splice(1, 0, element("span", { class: "raw" }, row.beforeShown));
   const current = row.actual ? "true" : null;
   if (!row.onpick) {
     const kinds = [row.actual ? "real" : "", row.out ? "out" : ""].filter(Boolean).join(" ");
@@ -99,12 +105,13 @@ function withPosition(label, position) {
   return element("span", { class: "placed" }, label, place);
 }
 
-function othersRow(value, before) {
+function othersRow(value, before, beforeShown) {
   const out = value === 0;
   return element(
     "li",
     { class: out ? "others out" : "others" },
     element("span", { class: "rest" }, "others"),
+    ...(beforeShown === undefined ? [] : [element("span", { class: "raw" }, beforeShown)]),
     element("span", { class: "number" }, out ? "filtered out" : percent(value)),
     bars(value, before),
   );

@@ -11,7 +11,7 @@ const KEYS = [
   ["a", "next kind of attention"],
   ["k", "add this head to the lines, or remove it"],
   ["Shift and arrows", "move from cell to cell of the heat map; Enter pins the row"],
-  ["+ − 0", "zoom in, zoom out, show all of the heat map (or wheel, drag, two fingers)"],
+  ["+ − 0", "zoom in, zoom out, show all of the heat map (or Ctrl and wheel, drag, two fingers)"],
   ["Enter", "in all heads: open the head"],
   ["t", "dark or light theme"],
   ["?", "this help"],

@@ -6,6 +6,7 @@ import { Colours } from "qkv/colour.js";
 import { Controls } from "qkv/controls.js";
 import { element } from "qkv/elements.js";
 import { Explanation } from "qkv/explanations.js";
+import { HEAD_STATE } from "qkv/head_state.js";
 import { Help } from "qkv/help.js";
 import { standalone } from "qkv/host.js";
 import { Lens } from "qkv/lens.js";
@@ -15,12 +16,15 @@ import { NamedHeads } from "qkv/named_heads.js";
 import { NextTokens } from "qkv/next_tokens.js";
 import { Norms } from "qkv/norms.js";
 import { OneHead } from "qkv/one_head.js";
+import { meanName } from "qkv/shown_matrix.js";
 import { VIEWS, fromHash, toHash, within } from "qkv/state.js";
 import { Store } from "qkv/store.js";
 import { Names, tokenText } from "qkv/token_text.js";
+import { Walk } from "qkv/walk.js";
 
 const LONG = 256; // tokens; in a longer text the weights are small
 const CLASSES = {
+  walk: Walk,
   head: OneHead,
   heads: AllHeads,
   lines: Lines,
@@ -54,9 +58,11 @@ export class Page {
       words: false,
       token: null,
       kept: [],
+      step: 1, // of the walk
       scale: longest > LONG ? "log" : "root",
       glance: "pattern",
       theme: null,
+      ...HEAD_STATE,
     };
     this.first = within({ ...first, ...data.start }, data);
   }
@@ -144,7 +150,8 @@ export class Page {
   set(changes) {
     const state = within({ ...this.state, ...changes }, this.store.data);
     if (JSON.stringify(state) === JSON.stringify(this.state)) return;
-    const moved = state.layer !== this.state.layer || state.head !== this.state.head || state.kind !== this.state.kind;
+    const moved = state.layer !== this.state.layer || state.head !== this.state.head || state.kind !== this.state.kind ||
+      state.mean !== this.state.mean;
     this.state = state;
     this.host.write(toHash(state));
     if (moved) this.setStatus(this.site());
@@ -190,7 +197,9 @@ export class Page {
   site() {
     const { kind, layer, head } = this.state;
     const several = this.store.data.attention.length > 1 ? `${kind} attention, ` : "";
-    return `${several}${this.headName(layer, head)}`.replace(/^./, (letter) => letter.toUpperCase());
+    const attention = this.store.attention(kind);
+    const name = this.state.mean ? meanName(attention, this.state) : this.headName(layer, head);
+    return `${several}${name}`.replace(/^./, (letter) => letter.toUpperCase());
   }
 
   /** The name of a head, or its numbers. */
@@ -206,7 +215,7 @@ export class Page {
 
   step(by) {
     const { rows } = this.state.kind === null ? { rows: this.store.data.text } : this.store.attention(this.state.kind);
-    const side = ["head", "heads", "lines"].includes(this.state.view) ? rows : this.store.data.text;
+    const side = ["walk", "head", "heads", "lines"].includes(this.state.view) ? rows : this.store.data.text;
     const last = this.store.data.sides[side].tokens.length - 1;
     const from = this.state.token ?? (by > 0 ? -1 : last + 1);
     this.set({ token: Math.min(last, Math.max(0, from + by)) });
