@@ -86,6 +86,20 @@ def test_every_view_of_the_look_page(open_page: Open) -> None:
     assert {name: broken for name, broken in found.items() if broken} == {}
 
 
+def test_every_step_of_the_walk(open_page: Open) -> None:
+    page = open_page(made_look(), "#view=walk&layer=0&head=0")
+    found = {}
+    for theme in THEMES:
+        themed(page, theme)
+        for step in range(1, len(page.query_selector_all(".pips > *")) + 1):
+            page.evaluate(f"location.hash = 'view=walk&layer=0&head=0&token=4&step={step}'")
+            settled(page, step=step)
+            found[step, theme] = violations(page)
+
+    assert len(found) >= 24
+    assert {name: broken for name, broken in found.items() if broken} == {}
+
+
 def test_every_tab_of_the_playground(visit: Open) -> None:
     found = {}
     for tab in tabs():

@@ -14,7 +14,7 @@ export class TileGrid {
     const header = (text, role) => element("span", { class: "axis", role }, text);
     this.headers = Array.from({ length: MOST_BLOCKS }, (_, block) => {
       const role = block ? null : "columnheader";
-      const corner = element("span", { class: "corner", role, "aria-label": "layer" });
+      const corner = element("span", { class: "corner", role }, element("span", { class: "unseen" }, "layer"));
       return [corner, ...Array.from({ length: heads }, (_, head) => header(head, role))];
     });
     this.names = Array.from({ length: depth }, (_, layer) => header(layer, "rowheader"));
