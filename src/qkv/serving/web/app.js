@@ -1,3 +1,4 @@
+// @ts-check
 // The frame of the playground: tabs, model, theme, link, and all settings.
 
 import { element } from "qkv/elements.js";

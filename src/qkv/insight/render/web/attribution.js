@@ -1,3 +1,4 @@
+// @ts-check
 // Attention beside attribution: the weights of a head, and the gradient x input of the prediction.
 
 import { keyBars } from "qkv/bar_list.js";
@@ -5,10 +6,16 @@ import { element, percent } from "qkv/elements.js";
 import { HeatMap } from "qkv/heat_map.js";
 import { TokenStrip } from "qkv/token_strip.js";
 import { quoted, tokenText } from "qkv/token_text.js";
+/** @import { Names } from "qkv/token_text.js" */
 
 const LISTED = 5;
 
 export class Attribution {
+  /** @type {Names} */
+  rows;
+  /** @type {Names} */
+  columns;
+
   constructor(page) {
     this.page = page;
     this.title = "Attribution";

@@ -1,3 +1,4 @@
+// @ts-check
 // The tiles of all heads as a grid of buttons: built once, then sized, sorted and placed.
 
 import { element } from "qkv/elements.js";
@@ -8,6 +9,11 @@ const CAPTION = 13; // pixels of a name, and of the number of a sorted head
 const NUMBER = 1.4; // width of a number by its height
 
 export class TileGrid {
+  /** @type {number} */
+  heads;
+  /** @type {number} */
+  depth;
+
   /** `events(layer, head)` are the listeners of a tile. */
   constructor({ depth, heads }, events) {
     Object.assign(this, { depth, heads, sequence: [], sorted: false, across: 1 });
