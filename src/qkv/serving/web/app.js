@@ -1,3 +1,4 @@
+// @ts-check
 // The frame of the playground: tabs, model, theme, link, and all settings.
 
 import { element } from "qkv/elements.js";
@@ -90,7 +91,7 @@ export class App {
         this.picker.element,
         element("span", { class: "tools" }, this.link, this.theming),
       ),
-      list,
+      element("div", { role: "navigation", "aria-label": "Tasks" }, list),
       element("main", {}, this.gate, this.panel),
       this.status,
     );

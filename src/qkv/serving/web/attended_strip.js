@@ -1,3 +1,4 @@
+// @ts-check
 // The text as tokens, shaded by how much the chosen token attends to each of them in the chosen head.
 
 import { element, percent } from "qkv/elements.js";

@@ -1,3 +1,4 @@
+// @ts-check
 // The data source of the attention page: one response of /v1/attention, and further parts when they are shown.
 
 import { fromBase64 } from "qkv/store.js";

@@ -1,3 +1,4 @@
+// @ts-check
 // Next-token probabilities: of the model, and after the sampling parameters, which are applied in the browser at once.
 
 import { fillBars, left } from "qkv/bar_list.js";
@@ -8,6 +9,7 @@ import { note } from "./notices.js";
 import { redraw } from "./sampling_math.js";
 import { headsOff, penalised, sampling } from "./settings.js";
 import { named, probabilityOf } from "./tokens.js";
+/** @import { App } from "./app.js" */
 
 const SHOWN = 10;
 const KNOWN = 200; // tokens whose probabilities are requested; of the others their sum is known
@@ -26,6 +28,11 @@ function last(text) {
 }
 
 export class Distribution {
+  /** @type {App} */
+  app;
+  /** @type {(picked: any) => void} */
+  onpick;
+
   /** `onpick(token)` makes the bars buttons; `tools` are shown under the heading. */
   constructor(app, { onpick = null, tools = [] } = {}) {
     Object.assign(this, { app, onpick, rawOnly: false }); // rawOnly: the sampling parameters do not apply
@@ -60,11 +67,11 @@ export class Distribution {
     const off = headsOff(settings);
     const body = { model: model?.id, prompt, top: KNOWN, ...(off.length ? { heads_off: off } : {}) };
     const key = JSON.stringify(body);
-    if (this.key === key) {
+    if (this.asked === key) {
       this.redrawAll(); // the sampling parameters may be others
       return;
     }
-    this.key = key;
+    this.asked = key;
     this.raw = null;
     clearTimeout(this.timer);
     this.element.setAttribute("aria-busy", "true");
@@ -82,8 +89,8 @@ export class Distribution {
   showGuesses(guesses, ...after) {
     const key = JSON.stringify(guesses);
     this.after.replaceChildren(...after);
-    if (this.key !== key) this.drawnFor = null;
-    this.key = key;
+    if (this.asked !== key) this.drawnFor = null;
+    this.asked = key;
     const tokens = guesses.map(([text, id, probability]) => ({ text, id, logprob: Math.log(probability) }));
     this.raw = { tokens, body: null };
     this.redrawAll();
@@ -93,7 +100,7 @@ export class Distribution {
   none(reason) {
     clearTimeout(this.timer);
     this.latest.stop();
-    this.key = this.raw = null;
+    this.asked = this.raw = null;
     this.showNote(reason);
   }
 
@@ -110,7 +117,7 @@ export class Distribution {
 
   failed(error) {
     if (error.name === "AbortError") return;
-    this.key = this.raw = null;
+    this.asked = this.raw = null;
     this.showNote(error.message);
   }
 

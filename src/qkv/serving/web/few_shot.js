@@ -1,3 +1,4 @@
+// @ts-check
 // Zero, one and few shots side by side: the same question after no, one and all examples.
 
 import { element, percent } from "qkv/elements.js";
@@ -6,11 +7,17 @@ import { Latest, fetchJson } from "./api.js";
 import { notice, problem } from "./notices.js";
 import { headsOff } from "./settings.js";
 import { named, probabilityOf, spaced } from "./tokens.js";
+/** @import { App } from "./app.js" */
 
 const LISTED = 5; // likeliest first tokens of the answer
 const LENGTH = 12; // tokens of an answer, which ends with its line
 
 export class FewShot {
+  /** @type {App} */
+  app;
+  /** @type {any} */
+  prompts;
+
   /** `prompts()` gives triples of a number of examples, its title and the prompt. */
   constructor(app, prompts) {
     Object.assign(this, { app, prompts });

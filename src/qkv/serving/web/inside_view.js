@@ -1,3 +1,4 @@
+// @ts-check
 // The view inside the model: attention of the text on the page, also while it is generated. One request at a time.
 
 import { element } from "qkv/elements.js";
@@ -12,6 +13,15 @@ const REST = 350; // milliseconds after a key press before the next request
 const pause = (time) => new Promise((resume) => setTimeout(resume, time));
 
 export class InsideView {
+  /** @type {() => void} */
+  redraw;
+  /** @type {() => void} */
+  reread;
+  /** @type {string} */
+  model;
+  /** @type {string} */
+  kinds;
+
   constructor(app) {
     this.app = app;
     this.toggle = element("button", {
@@ -72,7 +82,7 @@ export class InsideView {
     };
     root.addEventListener("click", switchHead, { capture: true });
     return {
-      tag: "div",
+      tag: /** @type {"div"} */ ("div"),
       heading: false,
       grows: true,
       keys: root,

@@ -1,3 +1,4 @@
+// @ts-check
 // Look: a text, the attention of its tokens and the next token on one screen, without generating a text first.
 
 import { element } from "qkv/elements.js";

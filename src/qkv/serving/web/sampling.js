@@ -1,3 +1,4 @@
+// @ts-check
 // Sampling parameters: a slider, a number and a short hint for each.
 
 import { element } from "qkv/elements.js";
@@ -43,7 +44,7 @@ export class Sampling {
         element("span", { class: "hint" }, "one per line; \\n is a line break"),
       ),
     );
-    const listed = brief ? [...MAIN, ...MORE].filter(([name]) => BRIEF.includes(name)) : MAIN;
+    const listed = brief ? [...MAIN, ...MORE].filter(([name]) => BRIEF.includes(String(name))) : MAIN;
     this.element = element(
       "details",
       { class: brief ? "sampling brief" : "sampling", open: !brief || ROOMY.matches },

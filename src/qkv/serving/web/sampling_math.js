@@ -1,3 +1,4 @@
+// @ts-check
 // The sampling parameters applied to the likeliest tokens in the browser: the arithmetic of qkv.generation.sampling.
 //
 // The page knows the probabilities of the likeliest tokens, and of all others their sum and number alone. Where the

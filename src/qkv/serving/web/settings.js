@@ -1,3 +1,4 @@
+// @ts-check
 // All settings as the end of the page's address: a link or a reload restores them.
 
 /** Texts to look at: a reference, a repetition, a word with two senses; and for a translator from English. */

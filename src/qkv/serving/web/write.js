@@ -1,3 +1,4 @@
+// @ts-check
 // Generate: a prompt, the generated tokens, and alternatives to each of them.
 
 import { element } from "qkv/elements.js";

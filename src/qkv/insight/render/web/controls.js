@@ -1,3 +1,4 @@
+// @ts-check
 // The controls above the views: view, kind of attention, layer and head, tokens or words, colours, theme.
 
 import { choice, element } from "qkv/elements.js";

@@ -1,3 +1,4 @@
+// @ts-check
 // One head: its heat map, and beside it the keys that the chosen query attends to.
 
 import { keyBars } from "qkv/bar_list.js";
@@ -9,6 +10,8 @@ import { SecondHead } from "qkv/second_head.js";
 import { shownMatrix } from "qkv/shown_matrix.js";
 import { TokenStrip } from "qkv/token_strip.js";
 import { quoted, tokenText } from "qkv/token_text.js";
+/** @import { Attention } from "qkv/store.js" */
+/** @import { Names } from "qkv/token_text.js" */
 
 const LISTED = 8;
 const WIDE = matchMedia("(min-width: 881px)"); // as in view.css: the list is beside the map
@@ -27,6 +30,13 @@ export function missing(attention, layer) {
 }
 
 export class OneHead {
+  /** @type {Names} */
+  rows;
+  /** @type {Attention} */
+  attention;
+  /** @type {Names} */
+  columns;
+
   constructor(page) {
     this.page = page;
     this.title = "Heat map";

@@ -1,3 +1,4 @@
+// @ts-check
 // The page around the views: its state, the controls, the keys and the status line.
 
 import { AllHeads } from "qkv/all_heads.js";

@@ -1,3 +1,4 @@
+// @ts-check
 // The state of the page as the end of its address: a link restores it.
 
 import { readHeadState, withinHeads, writeHeadState } from "qkv/head_state.js";
