@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from qkv.insight.inspect.attribution import attribution
     from qkv.insight.inspect.capture import capture_attention
     from qkv.insight.inspect.edit_effects import edit_effects
+    from qkv.insight.inspect.head_walk import walk_head
     from qkv.insight.inspect.logit_lens import logit_lens, next_tokens
     from qkv.insight.inspect.model_input import read
     from qkv.insight.inspect.residual_norms import residual_norms
@@ -44,4 +45,5 @@ __all__ = [
     "probe_task",
     "read",
     "residual_norms",
+    "walk_head",
 ]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import html
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from contextlib import suppress
+from itertools import zip_longest
 from pathlib import Path
 
 from jaxtyping import Float
@@ -16,11 +17,14 @@ from qkv import artifact, storage
 from qkv.generation.fill import Guess
 from qkv.insight.inspect import look_data
 from qkv.insight.inspect.attribution import attribution as compute_attribution
-from qkv.insight.inspect.capture import capture_attention
+from qkv.insight.inspect.attention_record import site_named
+from qkv.insight.inspect.capture import CapturedAttention, capture_attention
+from qkv.insight.inspect.head_walk import HeadName, HeadWalk, counted, walk_heads
 from qkv.insight.inspect.logit_lens import logit_lens, makes_predictions, next_tokens
 from qkv.insight.inspect.look_data import LookData
 from qkv.insight.inspect.model_input import Reading, read
 from qkv.insight.inspect.residual_norms import Norms, residual_norms
+from qkv.insight.inspect.telling_heads import WALK_MAX_TOKENS, affordable, telling_heads
 from qkv.insight.render.page import page
 from qkv.insight.render.views import ENDINGS, Heads, View, ViewChoice
 from qkv.models.model import Model, backbone_of
@@ -33,7 +37,7 @@ FORMATS = (".html", *ENDINGS, ".safetensors")
 class Look(LookData):
     """What a model does with a text. A notebook displays it; `save` writes a page or a picture.
 
-    The fields are those of `LookData`: attention, next, lens, norms, attribution ...
+    The fields are those of `LookData`: attention, next, lens, norms, attribution, walks ...
 
     Example:
         >>> from qkv import insight, models, text
@@ -130,6 +134,8 @@ def look(
     lens: bool | None = None,
     norms: bool | None = None,
     attribution: bool | None = False,
+    walks: bool | None = None,
+    walked: Sequence[HeadName] = (),
 ) -> Look:
     """Run a text through a model, and capture what happens inside.
 
@@ -147,6 +153,8 @@ def look(
         lens: Compute the logit lens; None does so for a text of up to 256 tokens.
         norms: Compute the norms; None does so for a text of up to 1,024 tokens.
         attribution: Compute gradient x input; None does so for a text of up to 48 tokens.
+        walks: Walk the most telling heads; None does so for a text of up to 48 tokens.
+        walked: Heads to walk in any case: kind (or None), layer and head of each.
 
     Returns:
         A `Look`; a notebook displays it, and `save` writes it to a file.
@@ -174,8 +182,18 @@ def look(
     by_layer, predictions = predictions_of(model, tokenizer, reading, lens)
     gradients = gradients_of(model, reading, norms, attribution)
     bidirectional = not (model.is_causal or model.has_source)
+    heads = heads_to_walk(model, tokenizer, reading, captured, walks, walked)
 
-    return Look(name or title, reading, captured, predictions, by_layer, *gradients, bidirectional)
+    return Look(
+        name or title,
+        reading,
+        captured,
+        predictions,
+        by_layer,
+        *gradients,
+        bidirectional,
+        walks_of(model, tokenizer, reading, heads, required=bool(walks or walked)),
+    )
 
 
 def opened(
@@ -230,6 +248,52 @@ def gradients_of(
         shares = compute_attribution(model, reading)
 
     return norm_values, shares
+
+
+def heads_to_walk(
+    model: Model,
+    tokenizer: Tokenizer,
+    reading: Reading,
+    attention: Sequence[CapturedAttention],
+    walks: bool | None,
+    walked: Sequence[HeadName],
+) -> list[HeadName]:
+    """The heads whose walks a look has: those that are asked for, then the most telling ones."""
+    names: dict[HeadName, None] = {}
+    for kind, layer, head in walked:
+        site = site_named(model, kind)
+        name = (site.kind, counted("layer", layer, site.depth), counted("head", head, site.heads))
+        names[name] = None
+
+    if attention and is_wanted(walks, reading, WALK_MAX_TOKENS):
+        ranked = [telling_heads(captured, tokenizer.special) for captured in attention]
+        # One head of each kind in turn, so that a page has some of all
+        turns = [name for several in zip_longest(*ranked) for name in several if name is not None]
+        names |= dict.fromkeys(affordable(model, turns, attention))
+
+    return list(names)
+
+
+def walks_of(
+    model: Model,
+    tokenizer: Tokenizer,
+    reading: Reading,
+    names: Sequence[HeadName],
+    *,
+    required: bool,
+) -> dict[HeadName, HeadWalk] | None:
+    """The walks; None for attention that hides its query, key or value, unless it is required."""
+    if not names:
+        return None
+
+    try:
+        walks = walk_heads(model, reading, tokenizer, names)
+    except ValueError:
+        if required:
+            raise
+        return None
+
+    return {name: walks[name] for name in names}
 
 
 def is_wanted(choice: bool | None, reading: Reading, most: int) -> bool:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from qkv.generation.fill import Guess
 from qkv.insight.inspect.capture import CapturedAttention
+from qkv.insight.inspect.head_walk import HeadName, HeadWalk
 from qkv.insight.inspect.model_input import Reading
 from qkv.insight.inspect.residual_norms import Norms
 
@@ -52,6 +53,8 @@ class LookData:
     1."""
     bidirectional: bool = False
     """True for a BERT, which predicts the token at a position; others predict the next token."""
+    walks: dict[HeadName, HeadWalk] | None = None
+    """The walks of some heads, by kind, layer and head."""
 
     def __repr__(self) -> str:
         kinds = []

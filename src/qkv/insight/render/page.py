@@ -22,6 +22,7 @@ from qkv.insight.inspect.model_input import Side
 from qkv.insight.render.page_encoding import Code, as_json, block, numbers, packed, rounded
 from qkv.insight.render.page_text import heading, missing_views
 from qkv.insight.render.script_bundle import bundle, module
+from qkv.insight.render.walk_data import described_walks, walk_blocks
 from qkv.insight.render.views import MISSING, View, ViewChoice, head_numbers, numbered
 
 EXACT = 4_000_000
@@ -78,12 +79,28 @@ def opening(look: LookData, choice: ViewChoice) -> dict[str, Any]:
     }
     if view == "numbers":
         start |= {"view": "heads", "glance": "entropy"}
+    if view == "walk":
+        start |= opening_walk(look, choice, start)
 
     return start
 
 
+def opening_walk(look: LookData, choice: ViewChoice, start: dict[str, Any]) -> dict[str, Any]:
+    """The head of a walk: the one that is chosen, or the first that the page has."""
+    if choice.head is not None or not look.walks:
+        return {}
+
+    for kind, layer, head in look.walks:
+        if kind == start["kind"] and choice.layer in (None, layer):
+            return {"layer": layer, "head": head}
+
+    return {}
+
+
 def has_view(look: LookData, view: View) -> bool:
     """True if the look has data for this view."""
+    if view == "walk":
+        return bool(look.walks)
     if view in MISSING:
         return getattr(look, view) is not None
 
@@ -113,6 +130,9 @@ def chunks(look: LookData, start: dict[str, Any]) -> Iterator[str]:
     for part, guesses in (("next", look.next), ("lens", look.lens)):
         if guesses is not None:
             yield block(part, as_json(compact(guesses)), "application/json")
+
+    for name, walk in walk_blocks(look):
+        yield block(name, as_json(walk), "application/json")
 
     yield "</body>\n</html>\n"
 
@@ -180,6 +200,7 @@ def described(look: LookData, code: Code) -> dict[str, Any]:
         "lens": look.lens is not None,
         "norms": described_norms(look),
         "attribution": None,
+        "walk": described_walks(look),
         "lacking": missing_views(look),
     }
     if look.attribution is not None:

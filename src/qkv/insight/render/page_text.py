@@ -11,6 +11,7 @@ from qkv.insight.inspect.look_data import (
     NORMS_MAX_TOKENS,
     LookData,
 )
+from qkv.insight.inspect.telling_heads import WALK_MAX_TOKENS
 from qkv.insight.inspect.whole_words import WholeWord
 
 HEADING = 60
@@ -81,6 +82,9 @@ def missing_views(look: LookData) -> dict[str, str]:
     elif look.norms is None:
         reasons["norms"] = not_computed("norms", tokens, NORMS_MAX_TOKENS)
 
+    if not look.walks:
+        reasons["walk"] = why_no_walk(look, tokens)
+
     if look.attribution is None:
         reasons["attribution"] = why_no_attribution(look, tokens)
 
@@ -92,6 +96,17 @@ def why_no_attention(look: LookData) -> str:
         return "This RNN has no attention"
 
     return "Attention was not captured (attention=False)"
+
+
+def why_no_walk(look: LookData, tokens: int) -> str:
+    if not look.attention:
+        return why_no_attention(look)
+
+    reason = "It was not requested, or this attention does not show its query, key and value"
+    if tokens > WALK_MAX_TOKENS:
+        reason = f"The text has more than {WALK_MAX_TOKENS} tokens"
+
+    return f"{reason}: use qkv look … --view walk --layer 0 --head 0"
 
 
 def why_no_attribution(look: LookData, tokens: int) -> str:

@@ -17,7 +17,9 @@ from qkv.insight.inspect.model_input import Side
 from qkv.insight.inspect.whole_words import join_words
 from qkv.text.printable import shortened
 
-View = Literal["head", "heads", "lines", "next", "lens", "norms", "numbers", "attribution"]
+View = Literal[
+    "walk", "head", "heads", "lines", "next", "lens", "norms", "numbers", "attribution"
+]
 Heads = int | Sequence[int] | None
 """One head, several, or None for all of the layer."""
 
@@ -34,6 +36,7 @@ MISSING = {
     "lens": "it was not computed; this model predicts no tokens, or the text is long",
     "norms": "they were not computed; an RNN has no residual stream, or the text is long",
     "attribution": "it was not computed; look again with attribution=True",
+    "walks": "they were not computed; look again with walks=True",
 }
 
 

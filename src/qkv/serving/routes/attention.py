@@ -73,6 +73,7 @@ async def attention(body: AttentionRequest, request: Request) -> Response:
                 layers=body.layers,
                 lens=body.lens,
                 norms=body.norms,
+                walks=False,
             )
 
     result = await while_connected(

@@ -2,6 +2,7 @@
 
 import { fromBase64 } from "qkv/store.js";
 import { fetchJson } from "./api.js";
+import { withWalks } from "./walk_source.js";
 
 const SHORT = 256; // tokens up to which the server computes the logit lens and norms
 const MOST = 4; // tokens per character, at most
@@ -35,7 +36,7 @@ export function sourceOf(response, body) {
   const stacked = data.attention.some(({ kind }) => kind !== "cross"); // an RNN has no stack of blocks
   if (data.next && stacked && size <= SHORT) delete missing.lens;
   if (stacked && size <= SHORT) delete missing.norms;
-  return {
+  const source = {
     data: {
       ...data,
       attention: data.attention.map((kind) => ({ ...kind, layers: [...Array(kind.depth).keys()] })),
@@ -56,4 +57,5 @@ export function sourceOf(response, body) {
       return more[name] ?? more.data[name];
     },
   };
+  return withWalks(source, body);
 }

@@ -17,9 +17,11 @@ import { OneHead } from "qkv/one_head.js";
 import { VIEWS, fromHash, toHash, within } from "qkv/state.js";
 import { Store } from "qkv/store.js";
 import { Names, tokenText } from "qkv/token_text.js";
+import { Walk } from "qkv/walk.js";
 
 const LONG = 256; // tokens; in a longer text the weights are small
 const CLASSES = {
+  walk: Walk,
   head: OneHead,
   heads: AllHeads,
   lines: Lines,
@@ -53,6 +55,7 @@ export class Page {
       words: false,
       token: null,
       kept: [],
+      step: 1, // of the walk
       scale: longest > LONG ? "log" : "root",
       glance: "pattern",
       theme: null,
@@ -202,7 +205,7 @@ export class Page {
 
   step(by) {
     const { rows } = this.state.kind === null ? { rows: this.store.data.text } : this.store.attention(this.state.kind);
-    const side = ["head", "heads", "lines"].includes(this.state.view) ? rows : this.store.data.text;
+    const side = ["walk", "head", "heads", "lines"].includes(this.state.view) ? rows : this.store.data.text;
     const last = this.store.data.sides[side].tokens.length - 1;
     const from = this.state.token ?? (by > 0 ? -1 : last + 1);
     this.set({ token: Math.min(last, Math.max(0, from + by)) });

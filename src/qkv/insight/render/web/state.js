@@ -1,6 +1,8 @@
 // The state of the page as the end of its address: a link restores it.
 
-export const VIEWS = ["head", "heads", "lines", "next", "lens", "norms", "attribution"];
+import { STEPS } from "qkv/walk_steps.js";
+
+export const VIEWS = ["walk", "head", "heads", "lines", "next", "lens", "norms", "attribution"];
 
 export function toHash(state) {
   const parts = new URLSearchParams();
@@ -8,6 +10,7 @@ export function toHash(state) {
   if (state.words) parts.set("words", 1);
   if (state.token !== null) parts.set("token", state.token);
   if (state.kept.length) parts.set("kept", state.kept.map(([layer, head]) => `${layer}.${head}`).join(" "));
+  if (state.view === "walk") parts.set("step", state.step);
   parts.set("scale", state.scale);
   if (state.glance !== "pattern") parts.set("glance", state.glance);
   if (state.theme) parts.set("theme", state.theme);
@@ -32,6 +35,7 @@ export function fromHash(hash, state, data) {
       words: parts.has("words") ? parts.get("words") === "1" : parts.has("view") ? false : state.words,
       token: parts.has("token") ? number("token") : parts.has("view") ? null : state.token,
       kept: parts.has("view") ? kept.map((head) => head.split(".").map(Number)) : state.kept,
+      step: number("step"),
       scale: one("scale", ["linear", "root", "log"]),
       glance: one("glance", ["pattern", "entropy", "distance"]),
       theme: one("theme", ["dark", "light"]),
@@ -57,6 +61,7 @@ export function within(state, data) {
     token,
     layer: clamp(state.layer, attention.depth),
     head: clamp(state.head, attention.heads),
+    step: Math.min(STEPS.length, Math.max(1, state.step ?? 1)),
   };
 }
 
