@@ -21,7 +21,7 @@ from qkv.insight.render import terminal
 from qkv.insight.render.views import ENDINGS, View, ViewChoice
 from qkv.models.model import Model
 
-WITHOUT_ATTENTION = ("next", "lens", "norms")
+WITHOUT_ATTENTION = ("model", "next", "lens", "norms")
 """Views that show no attention weights."""
 
 
@@ -48,7 +48,7 @@ class LookCommand:
     """A file with the text."""
     view: Literal[View, "positions"] | None = None
     """heads, an overview of all heads (the default without --layer or --head); head, its heat map;
-    lines between words (each word with those it attends to most); next, the next tokens; lens, the
+    model, one token on its way through the whole model; lines between words (each word with those it attends to most); next, the next tokens; lens, the
     prediction after each layer; norms of the residual stream and of gradients; numbers, the entropy
     and distance of each head; attribution, gradients beside attention; positions, the positional
     encoding."""
@@ -113,6 +113,7 @@ class LookCommand:
                 lens=self.view == "lens" or None,
                 norms=self.view == "norms" or None,
                 attribution=attribution,
+                model_walk=self.view == "model" or (None if ending == ".html" else False),
             )
 
         first = self.layer[0] if self.layer else None

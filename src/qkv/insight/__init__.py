@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from qkv.insight.inspect.head_walk import walk_head
     from qkv.insight.inspect.logit_lens import logit_lens, next_tokens
     from qkv.insight.inspect.model_input import read
+    from qkv.insight.inspect.model_walk import walk_model
     from qkv.insight.inspect.residual_norms import residual_norms
     from qkv.insight.look import Look, look
     from qkv.insight.probing.activations import activations
@@ -46,4 +47,5 @@ __all__ = [
     "read",
     "residual_norms",
     "walk_head",
+    "walk_model",
 ]

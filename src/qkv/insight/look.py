@@ -23,6 +23,12 @@ from qkv.insight.inspect.head_walk import HeadName, HeadWalk, counted, walk_head
 from qkv.insight.inspect.logit_lens import logit_lens, makes_predictions, next_tokens
 from qkv.insight.inspect.look_data import LookData
 from qkv.insight.inspect.model_input import Reading, read
+from qkv.insight.inspect.model_walk import (
+    MODEL_WALK_MAX_TOKENS,
+    LayerGuesses,
+    ModelWalk,
+    walk_model,
+)
 from qkv.insight.inspect.residual_norms import Norms, residual_norms
 from qkv.insight.inspect.telling_heads import WALK_MAX_TOKENS, affordable, telling_heads
 from qkv.insight.render.page import page
@@ -136,6 +142,7 @@ def look(
     attribution: bool | None = False,
     walks: bool | None = None,
     walked: Sequence[HeadName] = (),
+    model_walk: bool | None = None,
 ) -> Look:
     """Run a text through a model, and capture what happens inside.
 
@@ -155,6 +162,7 @@ def look(
         attribution: Compute gradient x input; None does so for a text of up to 48 tokens.
         walks: Walk the most telling heads; None does so for a text of up to 48 tokens.
         walked: Heads to walk in any case: kind (or None), layer and head of each.
+        model_walk: Walk through the whole model; None does so for a text of up to 48 tokens.
 
     Returns:
         A `Look`; a notebook displays it, and `save` writes it to a file.
@@ -193,6 +201,7 @@ def look(
         *gradients,
         bidirectional,
         walks_of(model, tokenizer, reading, heads, required=bool(walks or walked)),
+        model_walk_of(model, tokenizer, reading, by_layer, model_walk),
     )
 
 
@@ -294,6 +303,25 @@ def walks_of(
         return None
 
     return {name: walks[name] for name in names}
+
+
+def model_walk_of(
+    model: Model,
+    tokenizer: Tokenizer,
+    reading: Reading,
+    lens: LayerGuesses | None,
+    wanted: bool | None,
+) -> ModelWalk | None:
+    """The walk through the model; None if it is not wanted, or by default if parts are hidden."""
+    if wanted is None and longest_side(reading) > MODEL_WALK_MAX_TOKENS or wanted is False:
+        return None
+
+    try:
+        return walk_model(model, reading, tokenizer, lens=lens if model.stacks else None)
+    except ValueError:
+        if wanted:
+            raise
+        return None
 
 
 def is_wanted(choice: bool | None, reading: Reading, most: int) -> bool:

@@ -15,6 +15,7 @@ from qkv.generation.fill import Guess
 from qkv.insight.inspect.capture import CapturedAttention
 from qkv.insight.inspect.head_walk import HeadName, HeadWalk
 from qkv.insight.inspect.model_input import Reading
+from qkv.insight.inspect.model_walk import ModelWalk
 from qkv.insight.inspect.residual_norms import Norms
 
 ALL_LAYERS_MAX_WEIGHTS = 160_000_000
@@ -55,6 +56,8 @@ class LookData:
     """True for a BERT, which predicts the token at a position; others predict the next token."""
     walks: dict[HeadName, HeadWalk] | None = None
     """The walks of some heads, by kind, layer and head."""
+    model_walk: ModelWalk | None = None
+    """The walk through the whole model."""
 
     def __repr__(self) -> str:
         kinds = []

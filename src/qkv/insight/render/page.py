@@ -19,6 +19,7 @@ from qkv.generation.fill import Guess
 from qkv.insight.inspect.capture import CapturedAttention
 from qkv.insight.inspect.look_data import LookData
 from qkv.insight.inspect.model_input import Side
+from qkv.insight.render.model_walk_data import model_walk_data
 from qkv.insight.render.page_encoding import Code, as_json, block, numbers, packed, rounded
 from qkv.insight.render.page_text import heading, missing_views
 from qkv.insight.render.script_bundle import bundle, module
@@ -28,6 +29,8 @@ from qkv.insight.render.views import MISSING, View, ViewChoice, head_numbers, nu
 EXACT = 4_000_000
 """Weights up to which each has 16 bits; above, each has 8 bits of its root, precise near 0."""
 THREADS = 4
+STYLES = ("view.css", "walk.css", "model_walk.css")
+"""Style sheets, in their order."""
 
 
 def page(look: LookData, choice: ViewChoice = ViewChoice()) -> str:  # noqa: B008 - it is frozen
@@ -101,6 +104,8 @@ def has_view(look: LookData, view: View) -> bool:
     """True if the look has data for this view."""
     if view == "walk":
         return bool(look.walks)
+    if view == "model":
+        return look.model_walk is not None
     if view in MISSING:
         return getattr(look, view) is not None
 
@@ -113,7 +118,7 @@ def has_view(look: LookData, view: View) -> bool:
 def chunks(look: LookData, start: dict[str, Any]) -> Iterator[str]:
     """The page in order: what is drawn first comes first, and is drawn while the rest is loaded."""
     script = bundle("standalone.js")
-    yield page_head(look.model, script, module("view.css"))
+    yield page_head(look.model, script, "".join(map(module, STYLES)))
 
     # Tokens, shapes and small heat maps, then the script
     code: Code = "linear16" if cells(look) <= EXACT else "root8"
@@ -133,6 +138,10 @@ def chunks(look: LookData, start: dict[str, Any]) -> Iterator[str]:
 
     for name, walk in walk_blocks(look):
         yield block(name, as_json(walk), "application/json")
+
+    if look.model_walk is not None:
+        walk_data = model_walk_data(look.model_walk)
+        yield block("model_walk", as_json(walk_data), "application/json")
 
     yield "</body>\n</html>\n"
 

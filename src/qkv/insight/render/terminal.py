@@ -14,6 +14,7 @@ from torch import Tensor
 
 from qkv.generation.fill import Guess
 from qkv.insight.inspect.look_data import LookData
+from qkv.insight.render.model_walk_table import show_model
 from qkv.insight.render.terminal_cells import (
     HeatMap,
     bar,
@@ -283,6 +284,7 @@ def token_text(text: str, console: Console) -> str:
 
 
 VIEWS: dict[str, Callable[[LookData, Console, ViewChoice], None]] = {
+    "model": show_model,
     "head": show_head,
     "heads": show_heads,
     "lines": show_lines,

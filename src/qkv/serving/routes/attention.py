@@ -13,6 +13,7 @@ from qkv.insight.inspect.attention_edits import Edit, apply_edits
 from qkv.insight.inspect.look_data import LENS_MAX_TOKENS
 from qkv.insight.inspect.model_input import Reading, make_side, read
 from qkv.insight.look import Look, longest_side, look
+from qkv.insight.render.model_walk_data import model_walk_data
 from qkv.insight.render.page import EXACT, blocks, cells, compact, described, opening
 from qkv.insight.render.views import ViewChoice
 from qkv.models.model import Model
@@ -74,6 +75,7 @@ async def attention(body: AttentionRequest, request: Request) -> Response:
                 lens=body.lens,
                 norms=body.norms,
                 walks=False,
+                model_walk=body.model_walk,
             )
 
     result = await while_connected(
@@ -111,7 +113,8 @@ def check_size(model: Model, reading: Reading, body: AttentionRequest) -> None:
             f"not {size:,}; choose some of them"
         )
 
-    for field, wanted in (("lens", body.lens), ("norms", body.norms)):
+    wanted_parts = {"lens": body.lens, "norms": body.norms, "model_walk": body.model_walk}
+    for field, wanted in wanted_parts.items():
         if wanted and size > LENS_MAX_TOKENS:
             raise ValueError(
                 f"{field}: limited to texts of {LENS_MAX_TOKENS} tokens, not {size:,}; leave it out"
@@ -144,11 +147,13 @@ def look_response(result: Look, body: AttentionRequest) -> Response:
     start = opening(result, ViewChoice(kind=body.kind))
     packed = dict(blocks(result, code, str(start.get("kind")), start.get("layer", 0)))
 
+    walk = result.model_walk
     return Json(
         {
             "data": described(result, code) | {"start": start},
             "blocks": packed,
             "next": None if result.next is None else compact(result.next),
             "lens": None if result.lens is None else compact(result.lens),
+            "model_walk": walk and model_walk_data(walk),
         }
     )

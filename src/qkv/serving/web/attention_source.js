@@ -36,6 +36,7 @@ export function sourceOf(response, body) {
   const stacked = data.attention.some(({ kind }) => kind !== "cross"); // an RNN has no stack of blocks
   if (data.next && stacked && size <= SHORT) delete missing.lens;
   if (stacked && size <= SHORT) delete missing.norms;
+  if (size <= SHORT) delete missing.model;
   const source = {
     data: {
       ...data,

@@ -2,7 +2,7 @@
 
 import { STEPS } from "qkv/walk_steps.js";
 
-export const VIEWS = ["walk", "head", "heads", "lines", "next", "lens", "norms", "attribution"];
+export const VIEWS = ["walk", "model", "head", "heads", "lines", "next", "lens", "norms", "attribution"];
 
 export function toHash(state) {
   const parts = new URLSearchParams();
@@ -11,6 +11,7 @@ export function toHash(state) {
   if (state.token !== null) parts.set("token", state.token);
   if (state.kept.length) parts.set("kept", state.kept.map(([layer, head]) => `${layer}.${head}`).join(" "));
   if (state.view === "walk") parts.set("step", state.step);
+  if (state.view === "model" && state.place) parts.set("place", state.place);
   parts.set("scale", state.scale);
   if (state.glance !== "pattern") parts.set("glance", state.glance);
   if (state.theme) parts.set("theme", state.theme);
@@ -36,6 +37,7 @@ export function fromHash(hash, state, data) {
       token: parts.has("token") ? number("token") : parts.has("view") ? null : state.token,
       kept: parts.has("view") ? kept.map((head) => head.split(".").map(Number)) : state.kept,
       step: number("step"),
+      place: /^[a-z_]+(\.\d+)?(\.[a-z_]+)?$/.test(parts.get("place") ?? "") ? parts.get("place") : state.place,
       scale: one("scale", ["linear", "root", "log"]),
       glance: one("glance", ["pattern", "entropy", "distance"]),
       theme: one("theme", ["dark", "light"]),

@@ -154,6 +154,9 @@ class AttentionRequest(
     norms: bool = Field(
         False, description="Also return norms of the residual stream and of gradients."
     )
+    model_walk: bool = Field(
+        False, description="Also return the walk of each token through the whole model."
+    )
     heads_off: HeadsOff = Field(default=[])
 
     @model_validator(mode="after")

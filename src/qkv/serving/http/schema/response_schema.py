@@ -182,6 +182,7 @@ class AttentionReply(BaseModel):
     )
     next: list[Any] | None
     lens: list[Any] | None
+    model_walk: dict[str, Any] | None = None
 
 
 class TokenizeReply(BaseModel):
