@@ -30,6 +30,7 @@ export class WholeModel {
       ...["attention", "cross_attention", "feed_forward"].map((name) =>
         element("span", { class: `key-added is-${name}`, "data-part": name }, `${PARTS[name]} adds`),
       ),
+      element("span", { class: "key-none" }, "drawn as square roots"),
     );
     this.legend = legend;
     const steps = element("div", { class: "place-steps" }, this.back, this.number, this.next);

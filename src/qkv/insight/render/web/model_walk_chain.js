@@ -84,11 +84,12 @@ export class Chain {
   }
 
   row(walk, place, stream, longest, added, most, guess) {
-    const { stack, part } = placeOf(walk, place);
+    const { stack, part, action } = placeOf(walk, place);
+    const beside = action === "part" || (action === "norm" && stack.norm === "before"); // on a way round the stream
     const name = placeName(walk, place);
     const bars = added.map(({ name: of, length }) => {
       const bar = element("span", { class: `added is-${of}` });
-      bar.style.setProperty("--part", String(Math.min(1, (length ?? 0) / most)));
+      bar.style.setProperty("--part", String(Math.sqrt(Math.min(1, (length ?? 0) / most))));
       return bar;
     });
     const length = stream ? brief(stream[1] || stream[0]) : "";
@@ -96,7 +97,7 @@ export class Chain {
       "button",
       {
         type: "button",
-        class: `place${stack && !part ? " is-block" : ""}`,
+        class: `place${stack && !part ? " is-block" : ""}${beside ? " is-beside" : ""}`,
         "data-place": place,
         tabindex: -1,
         "aria-label": this.describe(name, stream, added, guess, Boolean(stack && !part)),
@@ -149,9 +150,9 @@ function share(probability) {
 /** A piece of the band: as wide above as the stream before, and below as the stream after. */
 function band(stream, longest) {
   const whole = BAND + 2 * BESIDE;
-  const drawing = svg("svg", { class: "band", viewBox: `0 0 ${whole} 10`, preserveAspectRatio: "none", "aria-hidden": "true" });
+  const drawing = svg("svg", { class: "stream-band", viewBox: `0 0 ${whole} 10`, preserveAspectRatio: "none", "aria-hidden": "true" });
   if (!stream) return drawing;
-  const half = (length) => (length ? Math.max(1, (BAND * length) / longest) : 0) / 2;
+  const half = (length) => (length ? Math.max(1, BAND * Math.sqrt(length / longest)) : 0) / 2;
   const [above, below] = stream.map((length) => half(length));
   const middle = whole / 2;
   const points = [
