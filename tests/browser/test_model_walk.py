@@ -139,8 +139,18 @@ def test_keys_levels_and_heads(open_page: Open) -> None:
     shown = numbers(page, ".head-tile .tile-added")
     assert shown == pytest.approx(heads[:, walk.position - 1].tolist(), rel=6e-3)
 
+    # The focus stays in the view: on the current place, when the button is gone that had it
     page.keyboard.press("Escape")
     settled(page, place="self.0")
+    page.focus(".place[aria-current]")
+    page.keyboard.press("Enter")
+    settled(page, place="self.0.norm_attention")
+    assert page.evaluate("document.activeElement.dataset.place") == "self.0.norm_attention"
+    page.keyboard.press("Escape")
+    settled(page, place="self.0")
+    page.click(".open-block")
+    settled(page, place="self.0.norm_attention")
+    assert page.evaluate("document.activeElement.dataset.place") == "self.0.norm_attention"
     page.click(".place[data-place='self.1']")
     settled(page, place="self.1.norm_attention")
     assert page.inner_text(".crumbs").split("\n") == ["Model", "›", "Block 1"]

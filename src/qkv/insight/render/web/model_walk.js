@@ -23,10 +23,11 @@ export class WholeModel {
     this.back = element("button", { type: "button", class: "back", onclick: () => this.move(-1) }, "← Back");
     this.next = element("button", { type: "button", class: "next", onclick: () => this.move(1) }, "Next →");
     this.number = element("span", { class: "place-number number" });
+    this.width = element("span", { class: "key-band" });
     const legend = element(
       "p",
       { class: "model-legend note" },
-      element("span", { class: "key-band" }, "width: length of the residual stream"),
+      this.width,
       ...["attention", "cross_attention", "feed_forward"].map((name) =>
         element("span", { class: `key-added is-${name}`, "data-part": name }, `${PARTS[name]} adds`),
       ),
@@ -34,14 +35,14 @@ export class WholeModel {
     );
     this.legend = legend;
     const steps = element("div", { class: "place-steps" }, this.back, this.number, this.next);
-    const panel = element("div", { class: "place-panel" }, this.heading, this.detail.element, steps);
+    const hint = element("p", { class: "note model-hint" }, HINT);
+    const panel = element("div", { class: "place-panel" }, this.heading, this.detail.element, steps, hint);
     const left = element("div", { class: "model-chain" }, legend, this.chain.element);
     this.element = element(
       "section",
       { class: "view whole-model" },
       element("div", { class: "model-top" }, this.crumbs, this.strip.element),
       element("div", { class: "model-body" }, left, panel),
-      element("p", { class: "note model-hint" }, HINT),
     );
   }
 
@@ -65,6 +66,7 @@ export class WholeModel {
 
   async draw() {
     const { walk, page, store } = this;
+    const focused = this.element.contains(document.activeElement) ? document.activeElement : null;
     const place = within(walk, page.state.place);
     this.place = place;
     const places = level(walk, place);
@@ -86,12 +88,20 @@ export class WholeModel {
     this.number.textContent = `${number + 1} of ${places.length}`;
     this.heading.textContent = placeName(walk, place).replace(/^./, (letter) => letter.toUpperCase());
     const used = new Set(walk.stacks.flatMap(({ blocks }) => blocks.flat().map(({ name }) => name)));
+    this.width.textContent = `width: length of the ${walk.stacks.length ? "residual stream" : "vector"}`;
     for (const key of this.legend.querySelectorAll("[data-part]")) key.hidden = !used.has(key.dataset.part);
     const told = { walk, place, token, theme, name: side.tokens[token], sourceToken: this.sourceToken };
     page.setStatus(placeText({ ...told, follows: store.data.follows }));
     await this.detail.show(told);
+    if (focused && !this.element.contains(document.activeElement)) this.focus(place, focused);
     this.element.dataset.place = place;
     this.element.dataset.token = token;
+  }
+
+  /** A button that had the focus is gone: the same token has it, or else the current place, so that keys work on. */
+  focus(place, gone) {
+    const chip = gone.matches(".chip") ? this.element.querySelector(".chip[aria-pressed=true]") : null;
+    (chip ?? this.chain.rows.get(place)).focus({ preventScroll: true });
   }
 
   /** Model, block and step; each but the last leads back. */
