@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from qkv.insight.inspect.model_walk import ModelWalk, walk_model
+from qkv.insight.walk.model_walk import ModelWalk, walk_model
 from qkv.insight.look import Look, look
 from qkv.models import (
     BERT,

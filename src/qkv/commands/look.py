@@ -19,7 +19,10 @@ from qkv.insight.inspect.position_encoding import position_encoding
 from qkv.insight.look import FORMATS, Look, look
 from qkv.insight.render import terminal
 from qkv.insight.render.views import ENDINGS, View, ViewChoice
+from qkv.insight.walk.head_walk import HeadName, walk_heads
+from qkv.insight.walk.telling_heads import telling_heads
 from qkv.models.model import Model
+from qkv.text.tokenizer import Tokenizer
 
 WITHOUT_ATTENTION = ("model", "next", "lens", "norms")
 """Views that show no attention weights."""
@@ -47,10 +50,12 @@ class LookCommand:
     data: Path | None = None
     """A file with the text."""
     view: Literal[View, "positions"] | None = None
-    """heads, an overview of all heads (the default without --layer or --head); head, its heat map;
-    model, one token on its way through the whole model; lines between words (each word with those it attends to most); next, the next tokens; lens, the
-    prediction after each layer; norms of the residual stream and of gradients; numbers, the entropy
-    and distance of each head; attribution, gradients beside attention; positions, the positional
+    """heads, an overview of all heads (the default without --layer or --head); walk, one head from
+    query, key and value to what it writes, number by number; model, one token on its way through
+    the whole model, block by block; head, its heat map; lines between
+    words (each word with those it attends to most); next, the next tokens; lens, the prediction
+    after each layer; norms of the residual stream and of gradients; numbers, the entropy and
+    distance of each head; attribution, gradients beside attention; positions, the positional
     encoding."""
     kind: Literal["self", "encoder", "decoder", "cross"] | None = None
     """For a translator: encoder, decoder or cross attention."""
@@ -59,6 +64,8 @@ class LookCommand:
     contains."""
     head: tuple[int, ...] = ()
     """The head, counted from 0, or several for lines."""
+    token: int | None = None
+    """For walk: the token whose query is shown, counted from 0 (default: the last)."""
     words: bool = False
     """Join the pieces of a word: attention to a word is summed over its pieces, attention from a
     word is averaged."""
@@ -114,14 +121,38 @@ class LookCommand:
                 norms=self.view == "norms" or None,
                 attribution=attribution,
                 model_walk=self.view == "model" or (None if ending == ".html" else False),
+                walks=ending == ".html" and (self.view == "walk" or None),
+                walked=self.walked if ending == ".html" else (),
             )
+            if self.view == "walk" and not whole:
+                result = self.with_walk(result, opened.model, opened.tokenizer)
 
         first = self.layer[0] if self.layer else None
         head = self.head or None
         choice = ViewChoice(
-            view=self.view, kind=self.kind, layer=first, head=head, words=self.words
+            view=self.view,
+            kind=self.kind,
+            layer=first,
+            head=head,
+            words=self.words,
+            token=self.token,
         )
         self.show_look(result, choice)
+
+    @property
+    def walked(self) -> list[HeadName]:
+        """The heads of the flags, for their walks."""
+        return [(self.kind, layer, head) for layer in self.layer for head in self.head]
+
+    def with_walk(self, result: Look, model: Model, tokenizer: Tokenizer) -> Look:
+        """The look with the walk of the chosen head, or else of the most telling one."""
+        names = self.walked
+        if not names:
+            names = telling_heads(result.of(self.kind), tokenizer.special)
+            if self.head:
+                names = [name for name in names if name[2] == self.head[0]]
+
+        return replace(result, walks=walk_heads(model, result.reading, tokenizer, names[:1]))
 
     def read_texts(self) -> list[str]:
         """The texts of the command line, of a file, or of standard input."""

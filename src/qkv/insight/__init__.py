@@ -12,15 +12,15 @@ if TYPE_CHECKING:
     from qkv.insight.inspect.attribution import attribution
     from qkv.insight.inspect.capture import capture_attention
     from qkv.insight.inspect.edit_effects import edit_effects
-    from qkv.insight.inspect.head_walk import walk_head
     from qkv.insight.inspect.logit_lens import logit_lens, next_tokens
     from qkv.insight.inspect.model_input import read
-    from qkv.insight.inspect.model_walk import walk_model
     from qkv.insight.inspect.residual_norms import residual_norms
     from qkv.insight.look import Look, look
     from qkv.insight.probing.activations import activations
     from qkv.insight.probing.probe_model import probe
     from qkv.insight.probing.probe_tasks import probe_task
+    from qkv.insight.walk.head_walk import walk_head
+    from qkv.insight.walk.model_walk import walk_model
 else:
     from qkv.imports import attach
 

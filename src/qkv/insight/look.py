@@ -17,22 +17,22 @@ from qkv import artifact, storage
 from qkv.generation.fill import Guess
 from qkv.insight.inspect import look_data
 from qkv.insight.inspect.attribution import attribution as compute_attribution
-from qkv.insight.inspect.attention_record import site_named
 from qkv.insight.inspect.capture import CapturedAttention, capture_attention
-from qkv.insight.inspect.head_walk import HeadName, HeadWalk, counted, walk_heads
 from qkv.insight.inspect.logit_lens import logit_lens, makes_predictions, next_tokens
 from qkv.insight.inspect.look_data import LookData
 from qkv.insight.inspect.model_input import Reading, read
-from qkv.insight.inspect.model_walk import (
+from qkv.insight.inspect.residual_norms import Norms, residual_norms
+from qkv.insight.render.page import page
+from qkv.insight.render.views import ENDINGS, Heads, View, ViewChoice
+from qkv.insight.walk.attention_record import site_named
+from qkv.insight.walk.head_walk import HeadName, HeadWalk, counted, walk_heads
+from qkv.insight.walk.model_walk import (
     MODEL_WALK_MAX_TOKENS,
     LayerGuesses,
     ModelWalk,
     walk_model,
 )
-from qkv.insight.inspect.residual_norms import Norms, residual_norms
-from qkv.insight.inspect.telling_heads import WALK_MAX_TOKENS, affordable, telling_heads
-from qkv.insight.render.page import page
-from qkv.insight.render.views import ENDINGS, Heads, View, ViewChoice
+from qkv.insight.walk.telling_heads import WALK_MAX_TOKENS, affordable, telling_heads
 from qkv.models.model import Model, backbone_of
 from qkv.models.sites import attends, attention_sites, predicts_tokens
 from qkv.text.tokenizer import Tokenizer
@@ -62,6 +62,7 @@ class Look(LookData):
         layer: int | None = None,
         head: Heads = None,
         words: bool = False,
+        token: int | None = None,
     ) -> Path:
         """Write a page (.html), one view as a picture (.png, .svg, .pdf), or the weights.
 
@@ -72,6 +73,7 @@ class Look(LookData):
             layer: The layer, counted from 0 (default 0).
             head: One head or several, counted from 0; default the mean of all.
             words: Join the tokens of a word.
+            token: The token that is chosen when a page opens, counted from 0.
 
         Returns:
             The path.
@@ -86,7 +88,7 @@ class Look(LookData):
         if ending == ".safetensors":
             return self.write_weights(path)
 
-        choice = ViewChoice(view=view, kind=kind, layer=layer, head=head, words=words)
+        choice = ViewChoice(view=view, kind=kind, layer=layer, head=head, words=words, token=token)
         if ending == ".html":
             storage.write_text(path, page(self, choice))
             return path

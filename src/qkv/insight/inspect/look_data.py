@@ -13,10 +13,10 @@ from torch import Tensor
 
 from qkv.generation.fill import Guess
 from qkv.insight.inspect.capture import CapturedAttention
-from qkv.insight.inspect.head_walk import HeadName, HeadWalk
 from qkv.insight.inspect.model_input import Reading
-from qkv.insight.inspect.model_walk import ModelWalk
 from qkv.insight.inspect.residual_norms import Norms
+from qkv.insight.walk.head_walk import HeadName, HeadWalk
+from qkv.insight.walk.model_walk import ModelWalk
 
 ALL_LAYERS_MAX_WEIGHTS = 160_000_000
 """Attention weights up to which all layers are kept: 1,024 tokens, 12 layers of 12 heads."""

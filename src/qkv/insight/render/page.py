@@ -19,18 +19,17 @@ from qkv.generation.fill import Guess
 from qkv.insight.inspect.capture import CapturedAttention
 from qkv.insight.inspect.look_data import LookData
 from qkv.insight.inspect.model_input import Side
-from qkv.insight.render.model_walk_data import model_walk_data
 from qkv.insight.render.page_encoding import Code, as_json, block, numbers, packed, rounded
 from qkv.insight.render.page_text import heading, missing_views
 from qkv.insight.render.script_bundle import bundle, module
-from qkv.insight.render.walk_data import described_walks, walk_blocks
 from qkv.insight.render.views import MISSING, View, ViewChoice, head_numbers, numbered
+from qkv.insight.render.walk.model_walk_data import model_walk_data
+from qkv.insight.render.walk.walk_data import described_walks, walk_blocks
 
 EXACT = 4_000_000
 """Weights up to which each has 16 bits; above, each has 8 bits of its root, precise near 0."""
 THREADS = 4
 STYLES = ("view.css", "walk.css", "model_walk.css")
-"""Style sheets, in their order."""
 
 
 def page(look: LookData, choice: ViewChoice = ViewChoice()) -> str:  # noqa: B008 - it is frozen
@@ -82,6 +81,9 @@ def opening(look: LookData, choice: ViewChoice) -> dict[str, Any]:
     }
     if view == "numbers":
         start |= {"view": "heads", "glance": "entropy"}
+    if choice.token is not None:
+        rows = len(attention.rows.ids)
+        start["token"] = numbered("token", choice.token, rows)
     if view == "walk":
         start |= opening_walk(look, choice, start)
 

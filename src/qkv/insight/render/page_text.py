@@ -11,9 +11,9 @@ from qkv.insight.inspect.look_data import (
     NORMS_MAX_TOKENS,
     LookData,
 )
-from qkv.insight.inspect.model_walk import MODEL_WALK_MAX_TOKENS
-from qkv.insight.inspect.telling_heads import WALK_MAX_TOKENS
 from qkv.insight.inspect.whole_words import WholeWord
+from qkv.insight.walk.model_walk import MODEL_WALK_MAX_TOKENS
+from qkv.insight.walk.telling_heads import WALK_MAX_TOKENS
 
 HEADING = 60
 """Words of a text in the heading, at most."""

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from qkv.generation.fill import Guess
 from qkv.insight.inspect.look_data import LookData
-from qkv.insight.render.model_walk_table import show_model
 from qkv.insight.render.terminal_cells import (
     HeatMap,
     bar,
@@ -38,6 +37,8 @@ from qkv.insight.render.views import (
     view_data,
     with_overview,
 )
+from qkv.insight.render.walk.model_walk_table import show_model
+from qkv.insight.render.walk.walk_table import show_walk
 from qkv.tables import Table
 
 KEYS_NAMED = 4  # keys that are named for each query
@@ -284,6 +285,7 @@ def token_text(text: str, console: Console) -> str:
 
 
 VIEWS: dict[str, Callable[[LookData, Console, ViewChoice], None]] = {
+    "walk": show_walk,
     "model": show_model,
     "head": show_head,
     "heads": show_heads,

@@ -60,6 +60,8 @@ class ViewChoice:
     head: Heads = None
     words: bool = False
     """Whether tokens are joined to whole words."""
+    token: int | None = None
+    """The query of a walk; by default the last."""
 
 
 def view_data(look: LookData, view: str) -> Any:

@@ -21,6 +21,7 @@ from qkv.serving.routes import (
     playground,
     translate,
     vocabulary,
+    walk,
 )
 from qkv.version import __version__
 
@@ -36,6 +37,7 @@ ROUTERS = (
     vocabulary.router,
     translate.router,
     attention.router,
+    walk.router,
     health.router,
     playground.router,
 )

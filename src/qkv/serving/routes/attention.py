@@ -13,18 +13,20 @@ from qkv.insight.inspect.attention_edits import Edit, apply_edits
 from qkv.insight.inspect.look_data import LENS_MAX_TOKENS
 from qkv.insight.inspect.model_input import Reading, make_side, read
 from qkv.insight.look import Look, longest_side, look
-from qkv.insight.render.model_walk_data import model_walk_data
 from qkv.insight.render.page import EXACT, blocks, cells, compact, described, opening
+from qkv.insight.render.page_text import missing_views
 from qkv.insight.render.views import ViewChoice
+from qkv.insight.render.walk.model_walk_data import model_walk_data
 from qkv.models.model import Model
 from qkv.models.sites import attends, attention_sites
 from qkv.serving.http.errors import Json
 from qkv.serving.http.output_stream import job_result
 from qkv.serving.http.params import parse_heads_off, request_deadline
 from qkv.serving.http.prompt_validation import prepare, prompt_token_ids, ready_model
-from qkv.serving.http.schema.native_schema import AttentionRequest
+from qkv.serving.http.schema.native_schema import AttentionRequest, ReadFields
 from qkv.serving.http.schema.openapi import documented
 from qkv.serving.http.schema.response_schema import AttentionReply
+from qkv.serving.http.schema.walk_schema import MAX_ITEMS as WALK_TOKENS
 from qkv.serving.http.sse import while_connected
 from qkv.text.tokenizer import Tokenizer
 
@@ -86,7 +88,7 @@ async def attention(body: AttentionRequest, request: Request) -> Response:
     return await asyncio.to_thread(look_response, result, body)
 
 
-def read_body(model: Model, tokenizer: Tokenizer, body: AttentionRequest) -> Reading:
+def read_body(model: Model, tokenizer: Tokenizer, body: ReadFields) -> Reading:
     """The model's input for the texts of a request."""
     sizes = {
         "text": sum(map(len, body.texts)),
@@ -141,6 +143,18 @@ def check_weights(model: Model, size: int, layers: list[int] | None) -> None:
         )
 
 
+def walks_to_fetch(result: Look) -> dict[str, Any]:
+    """The walks of the page: every head can be fetched from /v1/walk, if the text is short."""
+    lacking = missing_views(result)
+    if longest_side(result.reading) > WALK_TOKENS:
+        lacking["walk"] = f"The text has more than {WALK_TOKENS} tokens: shorten it"
+        return {"walk": None, "lacking": lacking}
+
+    del lacking["walk"]
+    kinds = {attention.kind: {"heads": None} for attention in result.attention}
+    return {"walk": kinds, "lacking": lacking}
+
+
 def look_response(result: Look, body: AttentionRequest) -> Response:
     """Pack a look as the page of `qkv look` reads it."""
     code: Any = "linear16" if cells(result) <= EXACT else "root8"
@@ -150,7 +164,7 @@ def look_response(result: Look, body: AttentionRequest) -> Response:
     walk = result.model_walk
     return Json(
         {
-            "data": described(result, code) | {"start": start},
+            "data": described(result, code) | {"start": start} | walks_to_fetch(result),
             "blocks": packed,
             "next": None if result.next is None else compact(result.next),
             "lens": None if result.lens is None else compact(result.lens),

@@ -59,6 +59,7 @@ export class Page {
       kept: [],
       step: 1, // of the walk
       place: null, // in the whole model
+      edits: "",
       scale: longest > LONG ? "log" : "root",
       glance: "pattern",
       theme: null,

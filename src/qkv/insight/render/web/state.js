@@ -12,6 +12,7 @@ export function toHash(state) {
   if (state.kept.length) parts.set("kept", state.kept.map(([layer, head]) => `${layer}.${head}`).join(" "));
   if (state.view === "walk") parts.set("step", state.step);
   if (state.view === "model" && state.place) parts.set("place", state.place);
+  if (state.view === "walk" && state.edits) parts.set("edits", state.edits);
   parts.set("scale", state.scale);
   if (state.glance !== "pattern") parts.set("glance", state.glance);
   if (state.theme) parts.set("theme", state.theme);
@@ -38,6 +39,7 @@ export function fromHash(hash, state, data) {
       kept: parts.has("view") ? kept.map((head) => head.split(".").map(Number)) : state.kept,
       step: number("step"),
       place: /^[a-z_]+(\.\d+)?(\.[a-z_]+)?$/.test(parts.get("place") ?? "") ? parts.get("place") : state.place,
+      edits: parts.get("edits") ?? "",
       scale: one("scale", ["linear", "root", "log"]),
       glance: one("glance", ["pattern", "entropy", "distance"]),
       theme: one("theme", ["dark", "light"]),

@@ -14,7 +14,7 @@ export class QueryChart {
     this.strip = new VectorStrip("of-query", onhover);
     const text = "The same numbers as a strip: blue above 0, red below, the stronger the larger.";
     this.note = element("p", { class: "strip-name" }, text);
-    this.readout = element("p", { class: "readout" });
+    this.readout = element("p", { class: "readout", "aria-live": "polite" });
     const chart = element("div", { class: "query-bars" }, this.drawn);
     this.element = element("div", { class: "query-chart" }, this.title, chart, this.strip.element, this.note);
     this.element.append(this.readout);

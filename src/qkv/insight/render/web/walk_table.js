@@ -19,6 +19,9 @@ const COLUMNS = [
 const STRIPS = ["key", "product", "value", "weighted"];
 const NOW = { 2: ["key"], 3: ["product", "sum"], 4: ["scaled"], 5: ["score"], 6: ["weight"], 7: ["value", "weighted"] };
 
+/** A percentage in little room. */
+const part = (weight) => (weight < 0.00005 ? "0.00%" : percent(weight));
+
 const cell = (tag, name, ...content) => element(tag, { class: `col-${name}`, "data-column": name }, ...content);
 
 export class WalkTable {
@@ -32,10 +35,11 @@ export class WalkTable {
     this.output = new VectorStrip("of-value", onhover);
     this.total = element("span", { class: "number" });
     this.handed = element("th", { scope: "row", class: "handed" }, "added up: the head hands on");
-    this.readout = element("td", { class: "readout", colspan: COLUMNS.length - 1 });
+    this.readout = element("span", { class: "readout", "aria-live": "polite" });
+    const beside = element("td", { class: "beside-query", colspan: COLUMNS.length - 1 }, this.readout);
     const ends = COLUMNS.slice(0, -1).map(({ name }) => cell("td", name, ...(name === "weight" ? [this.total] : [])));
     this.queryRow = element("tr", { class: "query-row" }, element("th", { scope: "row" }, this.queryName));
-    this.queryRow.append(cell("td", "key", this.query.element), this.readout);
+    this.queryRow.append(cell("td", "key", this.query.element), beside);
     this.endRow = element("tr", {}, this.handed, ...ends, cell("td", "weighted", this.output.element));
     this.body = element("tbody");
     this.corner = element("th", { scope: "col", class: "corner-name" });
@@ -43,6 +47,7 @@ export class WalkTable {
     this.element = element(
       "table",
       { class: "walk-table" },
+      element("colgroup", {}, element("col", { class: "col-token" }), ...COLUMNS.map(({ name }) => cell("col", name))),
       element("thead", {}, this.queryRow, head),
       this.body,
       element("tfoot", {}, this.endRow),
@@ -150,12 +155,11 @@ export class WalkTable {
     cells.scaled.textContent = short(numbers.scaled);
     cells.score.textContent = short(numbers.score);
     const shut = !numbers.visible;
-    const part = percent(numbers.weight);
-    weight.textContent = shut ? "" : part;
+    weight.textContent = shut ? "" : part(numbers.weight);
     why.textContent = shut ? reason : "";
     slider.value = numbers.weight;
     slider.style.setProperty("--part", numbers.weight);
-    slider.setAttribute("aria-valuetext", part);
+    slider.setAttribute("aria-valuetext", percent(numbers.weight));
     slider.disabled = shut;
     slider.hidden = shut;
     slider.tabIndex = numbers.at === picked ? 0 : -1; // Shift and arrows go to another row

@@ -25,6 +25,7 @@ from qkv.serving.http.schema.openai_schema import (
 )
 
 MAX_CANDIDATES = 200
+Kind = Literal["self", "encoder", "decoder", "cross"]
 Inputs = Annotated[
     list[Text | Annotated[list[Text], Field(fail_fast=True, min_length=1, max_length=1024)]],
     Field(fail_fast=True, min_length=1, max_length=MAX_TEXTS),
@@ -120,10 +121,9 @@ class ClassifyRequest(
         return as_list(self.text)
 
 
-class AttentionRequest(
-    JsonBody,
-    json_schema_extra=example(model="smollm2", text="The cat sat on the mat", layers=[0, 1]),
-):
+class ReadFields(JsonBody):
+    """A text as a model reads it: ids, one text, two texts, or a source and its target."""
+
     text: (
         Text
         | Ids
@@ -138,29 +138,11 @@ class AttentionRequest(
     target: Text | None = Field(
         None, description="The target text of a translator; null translates the source."
     )
-    kind: Literal["self", "encoder", "decoder", "cross"] | None = Field(
-        None, description="The kind of attention to show first."
-    )
-    layers: (
-        Annotated[
-            list[Annotated[int, Field(ge=0, le=10_000)]], Field(fail_fast=True, max_length=1000)
-        ]
-        | None
-    ) = Field(
-        None,
-        description="Layers whose heads are returned; null returns all. Needed for long texts.",
-    )
-    lens: bool = Field(False, description="Also return the prediction after each layer.")
-    norms: bool = Field(
-        False, description="Also return norms of the residual stream and of gradients."
-    )
-    model_walk: bool = Field(
-        False, description="Also return the walk of each token through the whole model."
-    )
+    kind: Kind | None = Field(None, description="The kind of attention to show first.")
     heads_off: HeadsOff = Field(default=[])
 
     @model_validator(mode="after")
-    def check_consistency(self) -> AttentionRequest:
+    def check_consistency(self) -> ReadFields:
         if (self.text is None) == (self.source is None):
             raise ValueError("text: expected one of text and source")
 
@@ -187,6 +169,28 @@ class AttentionRequest(
             return [self.text]
 
         return [item for item in self.text or [] if isinstance(item, str)]
+
+
+class AttentionRequest(
+    ReadFields,
+    json_schema_extra=example(model="smollm2", text="The cat sat on the mat", layers=[0, 1]),
+):
+    layers: (
+        Annotated[
+            list[Annotated[int, Field(ge=0, le=10_000)]], Field(fail_fast=True, max_length=1000)
+        ]
+        | None
+    ) = Field(
+        None,
+        description="Layers whose heads are returned; null returns all. Needed for long texts.",
+    )
+    lens: bool = Field(False, description="Also return the prediction after each layer.")
+    norms: bool = Field(
+        False, description="Also return norms of the residual stream and of gradients."
+    )
+    model_walk: bool = Field(
+        False, description="Also return the walk of each token through the whole model."
+    )
 
 
 class TokenizeRequest(JsonBody, json_schema_extra=example(model="smollm2", text="The cat sat")):

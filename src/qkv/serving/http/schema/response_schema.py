@@ -185,6 +185,22 @@ class AttentionReply(BaseModel):
     model_walk: dict[str, Any] | None = None
 
 
+class NextTokenChange(BaseModel):
+    position: int
+    tokens: list[tuple[str, int, float, float]] = Field(
+        description="Text, id, probability without and with the edits, of the ten likeliest each."
+    )
+    entropy: dict[Literal["before", "after"], float] = Field(description="In bits.")
+
+
+class WalkReply(BaseModel):
+    walk: dict[str, Any] = Field(
+        description="Query, key, value, scores, weights and output of the head, with the edits; "
+        "arrays have a shape, and little-endian float32 in base64."
+    )
+    next: NextTokenChange | None = Field(description="Null for a model that predicts no tokens.")
+
+
 class TokenizeReply(BaseModel):
     tokens: list[Token]
     count: int

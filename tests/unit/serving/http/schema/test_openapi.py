@@ -24,6 +24,7 @@ ROUTES = {
     "/v1/fill",
     "/v1/classify",
     "/v1/attention",
+    "/v1/walk",
     "/v1/tokenize",
 }
 NAMES = ("gpt", "chat", "bert", "translator", "tuned", "rnn")
@@ -81,6 +82,7 @@ GOOD: dict[str, dict[str, Any]] = {
     "/v1/fill": {"model": "bert", "text": "the [mask] sat"},
     "/v1/classify": {"model": "tuned", "text": ["the cat"]},
     "/v1/attention": {"model": "gpt", "text": "the cat"},
+    "/v1/walk": {"model": "gpt", "text": "the cat", "layer": 0, "head": 0, "position": None},
     "/v1/tokenize": {"model": "gpt", "text": "the cat"},
 }
 """A valid body of every route."""

@@ -16,12 +16,12 @@ from torch import Tensor, nn
 
 from qkv.generation.fill import Guess
 from qkv.generation.generate import without_dropout
-from qkv.insight.inspect.head_walk import counted, exact
 from qkv.insight.inspect.logit_lens import top_tokens
 from qkv.insight.inspect.model_input import Reading, hidden, readable_token
 from qkv.insight.inspect.position_encoding import PositionTable, position_encoding
-from qkv.insight.inspect.recurrent_walk import RecurrentStep, recurrent_steps
-from qkv.insight.inspect.stack_walk import (
+from qkv.insight.walk.head_walk import counted, exact
+from qkv.insight.walk.recurrent_walk import RecurrentStep, recurrent_steps
+from qkv.insight.walk.stack_walk import (
     AddedPart,
     EmbeddingWalk,
     ModuleRecorder,

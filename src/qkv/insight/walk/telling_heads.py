@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from qkv.insight.inspect.capture import CapturedAttention
-from qkv.insight.inspect.head_walk import HeadName
+from qkv.insight.walk.head_walk import HeadName
 from qkv.models.model import Model, backbone_of
 
 WALK_MAX_TOKENS = 48
@@ -25,17 +25,24 @@ LENS_BYTES = 500
 def telling_heads(attention: CapturedAttention, special: Collection[int] = ()) -> list[HeadName]:
     """The captured heads of one kind of attention, the most telling first.
 
-    A head tells the more, the larger the largest weight of its queries is on average. The first
-    token and special tokens do not count as keys, for heads that have nothing to do attend there.
+    A head tells the more, the larger the largest weight of its queries is on average. The query's
+    own token, the first token and special tokens do not count: a head that has nothing to do
+    attends there.
 
     Args:
         attention: The captured weights.
         special: Ids of special tokens.
     """
-    telling = torch.ones(len(attention.columns.ids), dtype=torch.bool)
+    T = len(attention.rows.ids)
+    S = len(attention.columns.ids)
+    telling = torch.ones(T, S)
+    if attention.kind != "cross":
+        telling.fill_diagonal_(0)
+        telling[:, 0] = 0
+
     for position, id in enumerate(attention.columns.ids):
-        first = position == 0 and attention.kind != "cross"
-        telling[position] = not (first or id in special)
+        if id in special:
+            telling[:, position] = 0
 
     found: list[tuple[float, HeadName]] = []
     for layer, weights in attention.layers.items():
@@ -45,23 +52,20 @@ def telling_heads(attention: CapturedAttention, special: Collection[int] = ()) -
     return [name for _, name in sorted(found)]
 
 
-def strengths(weights: Float[Tensor, "H T S"], telling: Tensor) -> list[float]:
+def strengths(weights: Float[Tensor, "H T S"], telling: Float[Tensor, "T S"]) -> list[float]:
     """The largest weight on a telling key, averaged over the queries, of each head."""
-    if not telling.any():
-        return [0.0] * len(weights)
-
-    return weights[:, :, telling].amax(-1).mean(-1).tolist()
+    return (weights * telling).amax(-1).mean(-1).tolist()
 
 
 def affordable(
     model: Model, names: Iterable[HeadName], attention: Collection[CapturedAttention]
 ) -> Iterator[HeadName]:
-    """The heads whose walks fit on a page, in this order."""
+    """The heads whose walks fit on a page, in this order, and the first in any case."""
     by_kind = {captured.kind: captured for captured in attention}
     left = float(WALK_MAX_BYTES)
-    for kind, layer, head in names:
+    for number, (kind, layer, head) in enumerate(names):
         left -= walk_bytes(model, by_kind[str(kind)])
-        if left < 0:
+        if number and left < 0:
             return
 
         yield kind, layer, head

@@ -10,11 +10,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from qkv.insight.inspect.model_input import Side
-from qkv.insight.inspect.model_walk import ModelWalk
 from qkv.insight.inspect.position_encoding import PositionTable
-from qkv.insight.inspect.stack_walk import AddedPart, EmbeddingWalk, StackWalk
 from qkv.insight.render.page_encoding import rounded
-from qkv.insight.render.walk_data import array, shortened
+from qkv.insight.render.walk.walk_data import array, shortened
+from qkv.insight.walk.model_walk import ModelWalk
+from qkv.insight.walk.stack_walk import AddedPart, EmbeddingWalk, StackWalk
 
 DRAWN = 64
 """Numbers of a vector that are drawn, at most; of a longer one evenly spaced ones."""

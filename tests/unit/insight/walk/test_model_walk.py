@@ -11,11 +11,11 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from qkv import plugins
-from qkv.insight.inspect.head_walk import walk_heads
 from qkv.insight.inspect.logit_lens import logit_lens, next_tokens
 from qkv.insight.inspect.model_input import logits, read
-from qkv.insight.inspect.model_walk import ModelWalk, walk_model
-from qkv.insight.inspect.stack_walk import StackWalk
+from qkv.insight.walk.head_walk import walk_heads
+from qkv.insight.walk.model_walk import ModelWalk, walk_model
+from qkv.insight.walk.stack_walk import StackWalk
 from qkv.models import build
 from qkv.models.configs import OwnGPTConfig
 from qkv.models.sites import attention_sites, predicts_tokens

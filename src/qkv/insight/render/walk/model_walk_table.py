@@ -10,9 +10,9 @@ from rich.text import Text
 from torch import Tensor
 
 from qkv.insight.inspect.look_data import LookData
-from qkv.insight.inspect.model_walk import ModelWalk
-from qkv.insight.inspect.stack_walk import AddedPart, StackWalk
 from qkv.insight.render.views import MISSING, ViewChoice, label
+from qkv.insight.walk.model_walk import ModelWalk
+from qkv.insight.walk.stack_walk import AddedPart, StackWalk
 from qkv.tables import Table
 
 NAMES = {
@@ -30,7 +30,9 @@ def show_model(look: LookData, console: Console, choice: ViewChoice) -> None:
         raise ValueError(f"model: {MISSING['model']}")
 
     token = label(walk.reading.text.tokens[walk.position])
-    below = "Length of the residual stream, what is added, its cosine to the stream, likeliest token."
+    below = (
+        "Length of the residual stream, what is added, its cosine to the stream, likeliest token."
+    )
     title = f"The whole model, at {token} (position {walk.position})"
     console.print(Text(title, style="bold"))
     console.print(Text(below, style="dim"))

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from qkv.insight.inspect.model_input import Reading, Side, hidden
-from qkv.insight.inspect.stack_walk import ModuleRecorder, required
+from qkv.insight.walk.stack_walk import ModuleRecorder, required
 from qkv.models.model import Model, backbone_of
 from qkv.nn.hooks import CapturedValues, capture, hook_points
 

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from qkv.insight.inspect.head_lens import norm_placement
+from qkv.insight.walk.head_lens import norm_placement
 from qkv.models.model import Model, backbone_of
 from qkv.models.variants.own_gpt import OwnGPT
 

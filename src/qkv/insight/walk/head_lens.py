@@ -99,10 +99,10 @@ def largest_changes(
     """The tokens of each row whose probability changed most, the largest change first."""
     change = (after - before).abs()
     ids = change.topk(min(top, change.shape[1])).indices  # (N, top)
-    rows = zip(ids.tolist(), before.gather(1, ids).tolist(), after.gather(1, ids).tolist())
+    columns = (ids, before.gather(1, ids), after.gather(1, ids))
     result = []
-    for row_ids, row_before, row_after in rows:
-        cells = zip(row_ids, row_before, row_after, strict=True)
+    for rows in zip(*map(Tensor.tolist, columns), strict=True):
+        cells = zip(*rows, strict=True)
         result.append([ProbabilityChange(name(id), id, p, q) for id, p, q in cells])
 
     return result

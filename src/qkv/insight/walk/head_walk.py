@@ -7,7 +7,7 @@ stream. From the same vectors, `HeadEquation` computes each score number by numb
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,15 +16,15 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from qkv.generation.generate import without_dropout
-from qkv.insight.inspect.attention_record import (
+from qkv.insight.inspect.model_input import Reading, hidden
+from qkv.insight.walk.attention_record import (
     AttentionRecord,
     record_attention,
     seen_keys,
     site_named,
 )
-from qkv.insight.inspect.head_equation import HeadEquation, head_equation
-from qkv.insight.inspect.head_lens import HeadLens, LensOfHead, has_lens, norm_placement
-from qkv.insight.inspect.model_input import Reading, hidden
+from qkv.insight.walk.head_equation import HeadEquation, head_equation
+from qkv.insight.walk.head_lens import HeadLens, LensOfHead, has_lens, norm_placement
 from qkv.models.model import Model, backbone_of
 from qkv.models.sites import AttentionSite
 from qkv.nn.linear.linear import linear
@@ -32,6 +32,8 @@ from qkv.text.tokenizer import Tokenizer
 
 HeadName = tuple[str | None, int, int]
 """The kind of attention (None for the default), the layer and the head."""
+EquationEdit = Callable[[HeadEquation, Tensor], tuple[HeadEquation, Tensor]]
+"""Changes the equation of a head and what its queries see, (T, S)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -162,8 +164,8 @@ class LayerWalker:
         if record.before is not None and has_lens(model, site):
             self.lens = LensOfHead(model, tokenizer, site, layer, record.before)
 
-    def walk(self, head: int) -> HeadWalk:
-        """The walk of one head; it stays on the CPU, in float32 or more."""
+    def walk(self, head: int, edit: EquationEdit | None = None) -> HeadWalk:
+        """The walk of one head, on the CPU; with `edit` its equation and mask are changed."""
         record = self.record
         equation = head_equation(self.model, self.site, self.layer, head, record.projected)
         weights = record.weights[head]
@@ -172,8 +174,12 @@ class LayerWalker:
             captured = record.scores[head]
 
         visible = seen_keys(self.model, self.site, captured, weights)
-        equation, scores = checked_scores(equation.mapped(exact), exact(visible), captured)
+        if edit is not None:
+            equation, visible = edit(equation, visible)
+            scores = equation.scores(visible)
+            return self.walk_of(head, equation.mapped(exact), exact(visible), exact(scores))
 
+        equation, scores = checked_scores(equation.mapped(exact), exact(visible), captured)
         return self.walk_of(head, equation, exact(visible), scores)
 
     def walk_of(
