@@ -87,7 +87,7 @@ def walk_effects(
             )
 
         walker = LayerWalker(model, tokenizer, site, layer, records[site.kind, layer])
-        walk = walker.walk(head, edited_head.edited if edits.changes_weights else None)
+        (walk,) = walker.walks([head], edited_head.edited if edits.changes_weights else None)
         if not predicts_tokens(model):
             return WalkEffects(walk, None)
 
