@@ -26,7 +26,7 @@ from qkv.models.model import Model
 from qkv.text.tokenizer import Tokenizer
 from qkv.storage import last_part
 
-WITHOUT_ATTENTION = ("next", "lens", "norms")
+WITHOUT_ATTENTION = ("model", "next", "lens", "norms")
 """Views that show no attention weights."""
 
 
@@ -53,7 +53,8 @@ class LookCommand:
     """A file with the text."""
     view: Literal[View, "positions"] | None = None
     """heads, an overview of all heads (the default without --layer or --head); walk, one head from
-    query, key and value to what it writes, number by number; head, its heat map; lines between
+    query, key and value to what it writes, number by number; model, one token on its way through
+    the whole model, block by block; head, its heat map; lines between
     words (each word with those it attends to most); next, the next tokens; lens, the prediction
     after each layer; norms of the residual stream and of gradients; numbers, the entropy and
     distance of each head; attribution, gradients beside attention; positions, the positional
@@ -162,6 +163,7 @@ class LookCommand:
                 lens=self.view == "lens" or None,
                 norms=self.view == "norms" or None,
                 attribution=attribution,
+                model_walk=self.view == "model" or (None if ending == ".html" else False),
                 walks=ending == ".html" and (self.view == "walk" or None),
                 walked=self.walked if ending == ".html" else (),
             )

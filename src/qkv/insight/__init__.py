@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from qkv.insight.probing.probe_model import probe
     from qkv.insight.probing.probe_tasks import probe_task
     from qkv.insight.walk.head_walk import walk_head
+    from qkv.insight.walk.model_walk import walk_model
 else:
     from qkv.imports import attach
 
@@ -62,4 +63,5 @@ __all__ = [
     "steering_direction",
     "value_weighted_attention",
     "walk_head",
+    "walk_model",
 ]

@@ -31,12 +31,13 @@ from qkv.insight.render.page_parts import described_parts
 from qkv.insight.render.page_text import heading, missing_views
 from qkv.insight.render.script_bundle import bundle, module
 from qkv.insight.render.views import MISSING, View, ViewChoice, head_numbers, numbered
+from qkv.insight.render.walk.model_walk_data import model_walk_data
 from qkv.insight.render.walk.walk_data import described_walks, walk_blocks
 
 EXACT = 4_000_000
 """Weights up to which each has 16 bits; above, each has 8 bits of its root, precise near 0."""
 THREADS = 4
-STYLES = ("view.css", "tiles.css", "walk.css", "parts.css")
+STYLES = ("view.css", "tiles.css", "walk.css", "model_walk.css", "parts.css")
 """Style sheets, in their order."""
 NO_SPACES: Mapping[int, int] = {}
 
@@ -137,6 +138,8 @@ def has_view(look: LookData, view: View) -> bool:
     """True if the look has data for this view."""
     if view == "walk":
         return bool(look.walks)
+    if view == "model":
+        return look.model_walk is not None
     if view in MISSING:
         return getattr(look, view) is not None
 
@@ -179,6 +182,10 @@ def chunks(
 
     for name, walk in walk_blocks(look):
         yield block(name, as_json(walk), "application/json")
+
+    if look.model_walk is not None:
+        walk_data = model_walk_data(look.model_walk)
+        yield block("model_walk", as_json(walk_data), "application/json")
 
     if against is not None:
         for name, content in blocks(against, code_of(against), str(start.get("kind")), 0):

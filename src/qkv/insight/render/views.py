@@ -20,7 +20,9 @@ from qkv.insight.inspect.weight_shares import sinks
 from qkv.insight.inspect.whole_words import join_words
 from qkv.text.printable import shortened
 
-View = Literal["walk", "head", "heads", "lines", "next", "lens", "norms", "numbers", "attribution"]
+View = Literal[
+    "walk", "model", "head", "heads", "lines", "next", "lens", "norms", "numbers", "attribution"
+]
 Heads = int | Sequence[int] | None
 """One head, several, or None for all of the layer."""
 
@@ -37,6 +39,7 @@ MISSING = {
     "lens": "it was not computed; this model predicts no tokens, or the text is long",
     "norms": "they were not computed; an RNN has no residual stream, or the text is long",
     "attribution": "it was not computed; look again with attribution=True",
+    "model": "it was not computed; look again with model_walk=True",
     "walks": "they were not computed; look again with walks=True",
 }
 

@@ -31,6 +31,7 @@ function lackingOf(data, size, explains) {
   if (data.next && stacked) offer("lens", SHORT);
   if (stacked) offer("norms", SHORT);
   if (data.next || explains) offer("attribution", ATTRIBUTED);
+  offer("model", SHORT);
   return missing;
 }
 

@@ -13,6 +13,7 @@ import { standalone } from "qkv/host.js";
 import { Lens } from "qkv/lens.js";
 import { Lines } from "qkv/lines.js";
 import { Matrix } from "qkv/matrix.js";
+import { WholeModel } from "qkv/model_walk.js";
 import { NamedHeads } from "qkv/named_heads.js";
 import { NextTokens } from "qkv/next_tokens.js";
 import { Norms } from "qkv/norms.js";
@@ -26,6 +27,7 @@ import { Walk } from "qkv/walk.js";
 const LONG = 256; // tokens; in a longer text the weights are small
 const CLASSES = {
   walk: Walk,
+  model: WholeModel,
   head: OneHead,
   heads: AllHeads,
   lines: Lines,
@@ -61,6 +63,7 @@ export class Page {
       token: null,
       kept: [],
       step: 1, // of the walk
+      place: null, // in the whole model
       edits: "",
       scale: longest > LONG ? "log" : "root",
       glance: "pattern",
@@ -234,7 +237,7 @@ export class Page {
       return;
     }
     const { layer, head, view: name } = this.state;
-    const withoutHeads = ["next", "lens", "norms"].includes(name);
+    const withoutHeads = ["model", "next", "lens", "norms"].includes(name);
     const actions = {
       ArrowLeft: () => (withoutHeads ? this.step(-1) : this.set({ head: head - 1 })),
       ArrowRight: () => (withoutHeads ? this.step(1) : this.set({ head: head + 1 })),

@@ -30,9 +30,9 @@ class Telling {
   edits;
   /** @type {any} */
   keys;
-
   /** @type {any} */
   plain;
+
   constructor({ walk, row, plain, edits, head, query, keys, picked }) {
     Object.assign(this, { walk, row, plain, edits, head, keys });
     this.query = quoted(query);
