@@ -8,6 +8,10 @@ if TYPE_CHECKING:
     from qkv.insight.attribute.gradient_patching import attribution_patch
     from qkv.insight.attribute.integrated_gradients import integrated_gradients
     from qkv.insight.attribute.logit_attribution import logit_attribution
+    from qkv.insight.circuits.circuit_scores import circuit_scores
+    from qkv.insight.circuits.composition_scores import composition_scores
+    from qkv.insight.circuits.head_matrices import head_matrices
+    from qkv.insight.circuits.token_circuits import token_circuits
     from qkv.insight.heads.head_ablation import ablate
     from qkv.insight.heads.head_history import head_history
     from qkv.insight.heads.head_patterns import head_patterns
@@ -44,9 +48,12 @@ __all__ = [
     "attribution",
     "attribution_patch",
     "capture_attention",
+    "circuit_scores",
+    "composition_scores",
     "edge_attribution",
     "edit_effects",
     "head_history",
+    "head_matrices",
     "head_patterns",
     "head_syntax",
     "integrated_gradients",
@@ -61,6 +68,7 @@ __all__ = [
     "residual_norms",
     "steer",
     "steering_direction",
+    "token_circuits",
     "value_weighted_attention",
     "walk_head",
     "walk_model",
