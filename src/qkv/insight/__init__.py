@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from qkv.insight.circuits.composition_scores import composition_scores
     from qkv.insight.circuits.head_matrices import head_matrices
     from qkv.insight.circuits.token_circuits import token_circuits
+    from qkv.insight.dictionary.dictionary_training import train_dictionary
     from qkv.insight.heads.head_ablation import ablate
     from qkv.insight.heads.head_history import head_history
     from qkv.insight.heads.head_patterns import head_patterns
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from qkv.insight.inspect.residual_norms import residual_norms
     from qkv.insight.intervene.edit_effects import edit_effects
     from qkv.insight.intervene.steering import steer, steering_direction
+    from qkv.insight.lenses.lens_training import train_lens
+    from qkv.insight.lenses.tuned_lens import tuned_lens
     from qkv.insight.look import Look, look
     from qkv.insight.probing.activations import activations
     from qkv.insight.probing.probe_model import probe
@@ -69,6 +72,9 @@ __all__ = [
     "steer",
     "steering_direction",
     "token_circuits",
+    "train_dictionary",
+    "train_lens",
+    "tuned_lens",
     "value_weighted_attention",
     "walk_head",
     "walk_model",
