@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
@@ -81,7 +82,7 @@ def train_lens(
     lens.to(device)
     optimiser = torch.optim.Adam(lens.parameters(), lr=learning_rate)
 
-    with without_dropout(model):
+    with without_dropout(model), frozen(model):
         before = divergences(model, lens, held_out)
         for step in range(steps):
             for group in optimiser.param_groups:
@@ -94,15 +95,26 @@ def train_lens(
             for layer in range(len(layers) - 1):
                 layer_divergence(model, lens, layers, layer).mean().backward()
 
-            for parameter in model.parameters():
-                parameter.grad = None
-
             optimiser.step()
             advance(step + 1, steps)
 
         after = divergences(model, lens, held_out)
 
     return TrainedLens(lens.cpu(), before, after)
+
+
+@contextmanager
+def frozen(model: Model) -> Iterator[None]:
+    """No gradients of the model's own weights are computed while the context is open."""
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    for parameter in trained:
+        parameter.requires_grad_(False)
+
+    try:
+        yield
+    finally:
+        for parameter in trained:
+            parameter.requires_grad_(True)
 
 
 @torch.no_grad()

@@ -74,7 +74,7 @@ def test_training_explains_variance(sparsity: str, tmp_path: Path) -> None:
     assert_close(lengths, torch.ones(24))
     if sparsity == "top-k":
         assert result.measures.active <= 2
-        found = (directions @ result.autoencoder.directions.T).amax(1)
+        found = (directions @ result.autoencoder.directions.detach().T).amax(1)
         assert float(found.median()) > 0.9  # most directions of the data are features
 
     held_out = torch.arange(1500) % 10 == 9
