@@ -29,7 +29,7 @@ def test_a_list_has_positions_and_ends_with_the_others(open_page: Open) -> None:
     assert rows[-1] == ["others", "12.8%"]  # 4 + 3 + 2 + 1 of 78
     page.keyboard.press("w")
     settled(page, words=1)
-    assert page.locator(".bars li .place").first.inner_text() == "·9"  # “then,” begins there
+    assert page.locator(".bars li .at-position").first.inner_text() == "·9"  # “then,” begins there
 
 
 def test_bars_are_long_where_the_list_is_narrow(open_page: Open) -> None:

@@ -101,7 +101,7 @@ function barRow(row) {
 
 /** Two tokens of a text may be equal: their positions tell them apart. */
 function withPosition(label, position) {
-  const place = element("span", { class: "place", title: `position ${position}` }, `·${position}`);
+  const place = element("span", { class: "at-position", title: `position ${position}` }, `·${position}`);
   return element("span", { class: "placed" }, label, place);
 }
 
