@@ -12,14 +12,14 @@ import { largest, reweighted } from "qkv/walk_math.js";
 import { NumberPanel } from "qkv/walk_numbers.js";
 import { QueryChart } from "qkv/walk_query.js";
 import { Recomputed } from "qkv/walk_server.js";
-import { STEPS } from "qkv/walk_steps.js";
+import { STEPS, TRY } from "qkv/walk_steps.js";
 import { WalkTable } from "qkv/walk_table.js";
 import { rootOf, sentences } from "qkv/walk_text.js";
 import { Answer, Touch } from "qkv/walk_touch.js";
 
 const MOST_ROWS = 48; // tokens of a text whose rows are all listed
 const LISTED = 24; // rows of a longer text
-const HINT = "← → step, ↑ ↓ token; with Shift: number and row";
+const KEYS = "Keys: ← → step, ↑ ↓ token, with Shift number and row.";
 
 /** Why tokens are hidden from this query. */
 function reasonOf(walk, row) {
@@ -204,7 +204,7 @@ export class Walk {
     this.table.mark(index);
     if (!this.numbers.element.hidden) this.numbers.mark(index);
     this.first.mark(index);
-    const text = index === null ? HINT : this.numberText(index);
+    const text = index === null ? `${TRY[STEPS[this.told.step - 1]]} ${KEYS}` : this.numberText(index);
     for (const { readout } of [this.first, this.table, this.after]) readout.textContent = text;
   }
 

@@ -91,7 +91,8 @@ class Telling {
       return `No mask here: ${query} may look at ${reason}. ${bias}`.trim();
     }
     const later = row.rows.every(({ at, visible }) => visible === at <= row.token);
-    const which = later ? `The causal mask hides what follows ${query}` : `The mask hides tokens from ${query}`;
+    const why = `The causal mask hides what follows ${query}, which the model learns to predict`;
+    const which = later ? why : `The mask hides tokens from ${query}`;
     const none = `${count(hidden, "token")} of ${row.rows.length} get the score −∞ and no weight.`;
     return `${which}. ${bias || none}`;
   }
@@ -109,7 +110,8 @@ class Telling {
     }
     if (edits.divisor !== null) return this.scaleSentences();
     if (row !== plain) return this.changedSentences();
-    const many = `as if it looked at ${count(Number(row.alike.toFixed(row.alike < 10 ? 1 : 0)), "token")} alike`;
+    const rounded = Number(row.alike.toFixed(row.alike < 10 ? 1 : 0));
+    const many = rounded === 1 ? "as if it looked at one token alone" : `as if it looked at ${rounded} tokens alike`;
     const looks = `${head} lets ${query} look at ${best} with ${round(top.weight)}: ${many}.`;
     return `Softmax turns scores into weights: all positive, together 100%. ${looks}`;
   }
