@@ -50,7 +50,9 @@ LATEST = f"""async () => {{
   }};
   const recomputed = new qkv_walk_server.Recomputed(() => told.push(recomputed.next));
   const edits = {{ lifted: false, swapped: [], moved: {{}}, weights: {{}} }};
-  for (const divisor of [1, 2, 3, 4]) recomputed.ask(source, "walk.self.0.0", {{ ...edits, divisor }}, 0);
+  for (const divisor of [1, 2, 3, 4]) {{
+    recomputed.ask(source, "walk.self.0.0", {{ ...edits, divisor }}, 0);
+  }}
   while (recomputed.asking) await new Promise((resume) => setTimeout(resume));
   return {{ asked, most, told, next: recomputed.next }};
 }}"""

@@ -14,7 +14,7 @@ import { QueryChart } from "qkv/walk_query.js";
 import { Recomputed } from "qkv/walk_server.js";
 import { STEPS, TRY } from "qkv/walk_steps.js";
 import { WalkTable } from "qkv/walk_table.js";
-import { rootOf, sentences } from "qkv/walk_text.js";
+import { numberText, rootOf, sentences } from "qkv/walk_text.js";
 import { Answer, Touch } from "qkv/walk_touch.js";
 
 const MOST_ROWS = 48; // tokens of a text whose rows are all listed
@@ -55,8 +55,20 @@ export class Walk {
     this.recomputed = new Recomputed(() => page.state.view === "walk" && !this.whole.hidden && this.draw());
     this.steps = new Steps((step) => page.set({ step }));
     this.missing = element("div", { class: "note wide", hidden: true });
-    this.side = element("aside", { class: "walk-side" }, this.numbers.element, this.distance.element, this.answer.element);
-    const content = element("div", { class: "walk-content" }, this.first.element, this.table.element, this.after.element);
+    this.side = element(
+      "aside",
+      { class: "walk-side" },
+      this.numbers.element,
+      this.distance.element,
+      this.answer.element,
+    );
+    const content = element(
+      "div",
+      { class: "walk-content" },
+      this.first.element,
+      this.table.element,
+      this.after.element,
+    );
     this.body = element("div", { class: "walk-body" }, content, this.side);
     const top = element("div", { class: "walk-top" }, this.formula.element, this.strip.element);
     const foot = element("div", { class: "walk-foot" }, this.steps.element, this.touch.element);
@@ -98,7 +110,11 @@ export class Walk {
     const text = `This file has no numbers of layer ${layer}, head ${head}. To write a page with them: `;
     const command = element("code", {}, `qkv look … --layer ${layer} --head ${head} --view walk --out look.html`);
     const buttons = heads.map(([one, other]) =>
-      element("button", { type: "button", onclick: () => this.page.set({ layer: one, head: other }) }, `${one}.${other}`),
+      element(
+        "button",
+        { type: "button", onclick: () => this.page.set({ layer: one, head: other }) },
+        `${one}.${other}`,
+      ),
     );
     const list = element("p", { class: "there" }, "Heads that are here (layer.head): ", ...buttons);
     this.missing.replaceChildren(element("p", {}, text, command), ...(buttons.length ? [list] : []));
@@ -204,28 +220,8 @@ export class Walk {
     this.table.mark(index);
     if (!this.numbers.element.hidden) this.numbers.mark(index);
     this.first.mark(index);
-    const text = index === null ? `${TRY[STEPS[this.told.step - 1]]} ${KEYS}` : this.numberText(index);
+    const text = index === null ? `${TRY[STEPS[this.told.step - 1]]} ${KEYS}` : numberText(this.told, this.at, index);
     for (const { readout } of [this.first, this.table, this.after]) readout.textContent = text;
-  }
-
-  numberText(index) {
-    const { walk, row, keys, picked, step } = this.told;
-    const one = row.rows[this.at ?? picked];
-    const name = quoted(keys[one.at]);
-    const count = row.query.length;
-    if (step >= 7) {
-      if (index >= row.output.length) return "";
-      const [value, output] = [one.value[index], row.output[index]];
-      const product = `${short(value)} × ${(100 * one.weight).toFixed(1)}% = ${short(value * one.weight)}`;
-      return `Number ${index + 1} of ${row.output.length}, value of ${name}: ${product}; all tokens: ${short(output)}`;
-    }
-    if (index >= count) return "";
-    const start = `Number ${index + 1} of ${count}: query ${short(row.query[index])}`;
-    if (step === 1) return start;
-    const key = `key of ${name} ${short(one.key[index])}`;
-    if (step === 2) return `${start}, ${key}`;
-    const term = short(one.terms[index]);
-    return walk.additive ? `${start}, ${key}: w · tanh(sum) = ${term}` : `${start} × ${key} = ${term}`;
   }
 
   // Edits

@@ -1,17 +1,6 @@
 // The steps of the walk in order, and their names.
 
-export const STEPS = [
-  "query",
-  "key",
-  "product",
-  "scale",
-  "mask",
-  "softmax",
-  "value",
-  "sum",
-  "written",
-  "lens",
-];
+export const STEPS = ["query", "key", "product", "scale", "mask", "softmax", "value", "sum", "written", "lens"];
 
 export const NAMES = {
   query: "Query",

@@ -27,7 +27,7 @@ const part = (weight) => (weight < 0.00005 ? "0.00%" : percent(weight));
 const cell = (tag, name, ...content) => element(tag, { class: `col-${name}`, "data-column": name }, ...content);
 
 export class WalkTable {
-  /** `onpick(position)` of a row, `onweight(position, weight)` of a bar that was moved, `onhover(index)` of a number. */
+  /** `onpick(position)` of a row, `onweight(position, weight)` of a moved bar, `onhover(index)` of a number. */
   constructor({ onpick, onweight, onhover }) {
     Object.assign(this, { onpick, onweight, onhover });
     this.query = new VectorStrip("of-query", onhover);
@@ -119,7 +119,8 @@ export class WalkTable {
     this.queryName.replaceChildren("query of ", tokenText(query, { class: "word" }));
     this.retitle(walk, divisor, step);
     const known = walk.score !== "other"; // else a module computes its scores in its own way
-    for (const [at, parts] of this.rows) this.showRow(row.rows[at], parts, { most, theme, step, picked, reason, known });
+    for (const [at, parts] of this.rows)
+      this.showRow(row.rows[at], parts, { most, theme, step, picked, reason, known });
     if (this.folded.length) this.showOthers(row, most, theme);
     if (step === 3 && this.step === 2) this.sweep(row);
     else this.sweeping = null;
@@ -150,7 +151,11 @@ export class WalkTable {
     this.corner.textContent = walk.kind === "cross" ? "source token" : "token";
   }
 
-  showRow(numbers, { node, pick, strips, cells, slider, weight, why, text }, { most, theme, step, picked, reason, known }) {
+  showRow(
+    numbers,
+    { node, pick, strips, cells, slider, weight, why, text },
+    { most, theme, step, picked, reason, known },
+  ) {
     const name = quoted(text);
     strips.key.show(numbers.key, most.key, theme, `Key of ${name}`);
     strips.product.show(numbers.terms, most.product, theme, `Products of ${name}`);
