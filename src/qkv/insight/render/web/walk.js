@@ -9,6 +9,7 @@ import { UNEDITED, decodeWalk, edited, editsFrom, editsText, headRow, listed } f
 import { DistancePanel } from "qkv/walk_distance.js";
 import { Formula, Steps } from "qkv/walk_formula.js";
 import { largest, reweighted } from "qkv/walk_math.js";
+import { missingHead } from "qkv/walk_missing.js";
 import { NumberPanel } from "qkv/walk_numbers.js";
 import { QueryChart } from "qkv/walk_query.js";
 import { Recomputed } from "qkv/walk_server.js";
@@ -20,6 +21,8 @@ import { Answer, Touch } from "qkv/walk_touch.js";
 const MOST_ROWS = 48; // tokens of a text whose rows are all listed
 const LISTED = 24; // rows of a longer text
 const KEYS = "Keys: ← → step, ↑ ↓ token, with Shift number and row.";
+
+const capital = (text) => text.replace(/^./, (letter) => letter.toUpperCase());
 
 /** Why tokens are hidden from this query. */
 function reasonOf(walk, row) {
@@ -107,17 +110,8 @@ export class Walk {
 
   /** Says which heads the file has, and the command that writes another. */
   showMissing(heads, layer, head) {
-    const text = `This file has no numbers of layer ${layer}, head ${head}. To write a page with them: `;
-    const command = element("code", {}, `qkv look … --layer ${layer} --head ${head} --view walk --out look.html`);
-    const buttons = heads.map(([one, other]) =>
-      element(
-        "button",
-        { type: "button", onclick: () => this.page.set({ layer: one, head: other }) },
-        `${one}.${other}`,
-      ),
-    );
-    const list = element("p", { class: "there" }, "Heads that are here (layer.head): ", ...buttons);
-    this.missing.replaceChildren(element("p", {}, text, command), ...(buttons.length ? [list] : []));
+    const pick = (one, other) => this.page.set({ layer: one, head: other });
+    this.missing.replaceChildren(...missingHead(heads, layer, head, pick));
     this.page.setStatus(this.page.site());
   }
 
@@ -136,7 +130,19 @@ export class Walk {
     const picked = this.picked ?? largest(row.weights, 1)[0];
     const { theme } = page.colours;
     const plain = edited(edits) ? headRow(walk, token) : row;
-    this.told = { walk, row, plain, edits, head: page.site(), query, keys, picked, step, theme, panel: this.panel };
+    this.told = {
+      walk,
+      row,
+      plain,
+      edits,
+      head: capital(page.headName(state.layer, state.head)),
+      query,
+      keys,
+      picked,
+      step,
+      theme,
+      panel: this.panel,
+    };
     this.strip.show(side);
     this.strip.mark(token);
     this.formula.show(walk, step);
