@@ -1,3 +1,4 @@
+// @ts-check
 // Walk one head: attention as an equation, step by step, with the numbers of this model and text.
 
 import { element } from "qkv/elements.js";
@@ -31,6 +32,13 @@ function reasonOf(walk, row) {
 }
 
 export class Walk {
+  /** @type {any} */
+  loaded;
+  /** @type {any} */
+  walk;
+  /** @type {any} */
+  name;
+
   constructor(page) {
     this.page = page;
     this.title = "Walk one head";

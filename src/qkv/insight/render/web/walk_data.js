@@ -1,3 +1,4 @@
+// @ts-check
 // The numbers of one head as the page gets them, and what becomes of them under edits; no part of the page is touched.
 //
 // Edits: { divisor, lifted, swapped: [[a, b], ...], moved: {token: position}, weights: {query: [numbers]} }.
@@ -39,7 +40,7 @@ export function editsFrom(text, count) {
 }
 
 /** A matrix as its rows, views of one array. */
-function rowsOf({ shape, type, data }) {
+export function rowsOf({ shape, type, data }) {
   const bytes = fromBase64(data);
   const numbers = type === "u1" ? bytes : new Float32Array(bytes.buffer, bytes.byteOffset, bytes.byteLength / 4);
   if (shape.length === 1) return numbers;

@@ -1,3 +1,4 @@
+// @ts-check
 // The formula of attention, of which the part of the current step is lit, and the steps below the walk.
 
 import { element } from "qkv/elements.js";

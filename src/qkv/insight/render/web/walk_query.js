@@ -1,3 +1,4 @@
+// @ts-check
 // The first step: the query as a chart, and below it the same numbers as the strip that the other steps use.
 
 import { element, svg } from "qkv/elements.js";

@@ -1,3 +1,4 @@
+// @ts-check
 // The table of the walk: a row for each token that can be looked at, a column for each step.
 
 import { element, percent } from "qkv/elements.js";
@@ -27,6 +28,13 @@ const part = (weight) => (weight < 0.00005 ? "0.00%" : percent(weight));
 const cell = (tag, name, ...content) => element(tag, { class: `col-${name}`, "data-column": name }, ...content);
 
 export class WalkTable {
+  /** @type {(picked: any) => void} */
+  onpick;
+  /** @type {(row: number, weight: number) => void} */
+  onweight;
+  /** @type {(index: any, at: any) => void} */
+  onhover;
+
   /** `onpick(position)` of a row, `onweight(position, weight)` of a moved bar, `onhover(index)` of a number. */
   constructor({ onpick, onweight, onhover }) {
     Object.assign(this, { onpick, onweight, onhover });

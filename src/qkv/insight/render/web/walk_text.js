@@ -1,3 +1,4 @@
+// @ts-check
 // The steps of the walk: their names, and two sentences for each with the numbers of this head.
 
 import { percent } from "qkv/elements.js";
@@ -19,6 +20,19 @@ export function rootOf(walk) {
 
 /** What the sentences speak of: the head, the query token, the key with the most weight. */
 class Telling {
+  /** @type {any} */
+  walk;
+  /** @type {any} */
+  head;
+  /** @type {any} */
+  row;
+  /** @type {any} */
+  edits;
+  /** @type {any} */
+  keys;
+  /** @type {any} */
+  plain;
+
   constructor({ walk, row, plain, edits, head, query, keys, picked }) {
     Object.assign(this, { walk, row, plain, edits, head, keys });
     this.query = quoted(query);
