@@ -13,6 +13,7 @@ from qkv.insight.inspect.model_input import Reading, Side
 from qkv.insight.inspect.residual_norms import Norms
 from qkv.insight.inspect.whole_words import WholeWord
 from qkv.insight.look import Look
+from support.made_walks import made_walk
 
 HOSTILE = (
     "<script>alert(1)</script>",
@@ -74,6 +75,7 @@ def look_at(
         lens,
         norms,
         weights[0, 0],
+        walks={("self", 0, 0): made_walk("self", T, T, causal=True)},
     )
 
 

@@ -16,6 +16,8 @@ from qkv.insight.inspect.model_input import Reading, Side
 from qkv.insight.inspect.residual_norms import Norms
 from qkv.insight.inspect.whole_words import WholeWord
 from qkv.insight.look import Look
+from qkv.insight.walk.telling_heads import WALK_MAX_TOKENS
+from support.made_walks import made_walk
 
 CATS = ["the", "cats", "chase", "un", "believ", "ably", "quick", "mice"]
 HOSTILE = (
@@ -111,6 +113,11 @@ def made_look(
             of("decoder", text, text, True),
             of("cross", reading.rows, read, False),
         ]
+    walks = None
+    if T <= WALK_MAX_TOKENS:
+        *_, last = captured
+        S = len(last.columns.ids)
+        walks = {(last.kind, 0, 0): made_walk(last.kind, T, S, causal and read is None)}
     bidirectional = not causal and read is None
     residual = [5 * (layer + 1) * (1 + torch.rand(T)) for layer in range(depth + 1)]
     gradient = [torch.rand(T) + 0.01 for _ in range(depth + 1)]
@@ -119,7 +126,7 @@ def made_look(
     norms = Norms(residual, gradient if bidirectional or T > 1 else None)
     attribution = weights(1, T, len((read or text).ids), causal and read is None)[0]
     lens = [guesses(tokens) for _ in range(depth + 1)]
-    return Look(model, reading, captured, lens[-1], lens, norms, attribution, bidirectional)
+    return Look(model, reading, captured, lens[-1], lens, norms, attribution, bidirectional, walks)
 
 
 def recurrent_look() -> Look:

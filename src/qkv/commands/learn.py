@@ -15,6 +15,7 @@ from rich.text import Text
 from qkv.command_line.listing import listed
 from qkv.command_line.output_checks import check_writable
 from qkv.command_line.parsing import run_command, run_one_of
+from qkv.command_line.usage_errors import UsageError
 from qkv.learn.course import Exercise, course, find_exercise
 from qkv.learn.student_folder import start_course
 from qkv.learn.student_session import StudentSession
@@ -75,7 +76,7 @@ def check(
     if junit is not None:
         check_writable("junit", junit)
 
-    chosen = [find_exercise(name) for name in exercises] or list(course().values())
+    chosen = [named_exercise(name) for name in exercises] or list(course().values())
     session = opened(folder)
     is_green = report_all(session, chosen, json, junit)
     if not is_green:
@@ -214,6 +215,14 @@ def watch(folder: Path = HERE) -> None:
 
 
 # What the commands share
+
+
+def named_exercise(name: str) -> Exercise:
+    """The exercise that the command line names; a name that is none is wrong usage."""
+    try:
+        return find_exercise(name)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
 
 
 def exercise_lines(session: StudentSession, width: int) -> list[Text]:

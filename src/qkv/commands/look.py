@@ -20,9 +20,13 @@ from qkv.insight.inspect.position_encoding import position_encoding
 from qkv.insight.look import FORMATS, Look, look
 from qkv.insight.render import terminal
 from qkv.insight.render.views import ENDINGS, View, ViewChoice
+from qkv.insight.walk.head_walk import HeadName, walk_heads
+from qkv.insight.walk.telling_heads import telling_heads
 from qkv.models.model import Model
+from qkv.text.tokenizer import Tokenizer
+from qkv.storage import last_part
 
-WITHOUT_ATTENTION = ("next", "lens", "norms")
+WITHOUT_ATTENTION = ("model", "next", "lens", "norms")
 """Views that show no attention weights."""
 
 
@@ -48,10 +52,12 @@ class LookCommand:
     data: Path | None = None
     """A file with the text."""
     view: Literal[View, "positions"] | None = None
-    """heads, an overview of all heads (the default without --layer or --head); head, its heat map;
-    lines between words (each word with those it attends to most); next, the next tokens; lens, the
-    prediction after each layer; norms of the residual stream and of gradients; numbers, the entropy
-    and distance of each head; attribution, gradients beside attention; positions, the positional
+    """heads, an overview of all heads (the default without --layer or --head); walk, one head from
+    query, key and value to what it writes, number by number; model, one token on its way through
+    the whole model, block by block; head, its heat map; lines between
+    words (each word with those it attends to most); next, the next tokens; lens, the prediction
+    after each layer; norms of the residual stream and of gradients; numbers, the entropy and
+    distance of each head; attribution, gradients beside attention; positions, the positional
     encoding."""
     kind: Literal["self", "encoder", "decoder", "cross"] | None = None
     """For a translator: encoder, decoder or cross attention."""
@@ -60,6 +66,8 @@ class LookCommand:
     contains."""
     head: tuple[int, ...] = ()
     """The head, counted from 0, or several for lines."""
+    token: int | None = None
+    """For walk: the token whose query is shown, counted from 0 (default: the last)."""
     words: bool = False
     """Join the pieces of a word: attention to a word is summed over its pieces, attention from a
     word is averaged."""
@@ -100,7 +108,7 @@ class LookCommand:
         texts = self.read_texts()
         note_unknown(opened.tokenizer, filter(None, [*texts, self.source, self.target]))
 
-        result = self.look_at(opened, texts, self.model)
+        result = self.look_at(opened, texts, last_part(self.model))
 
         first = self.layer[0] if self.layer else None
         head = self.head or None
@@ -110,6 +118,7 @@ class LookCommand:
             layer=first,
             head=head,
             words=self.words,
+            token=self.token,
             without_first=self.without_first,
         )
         if self.names is not None:
@@ -120,7 +129,7 @@ class LookCommand:
         against = None
         if self.against is not None:
             second = open_float32(self.against, self.machine)
-            against = self.look_at(second, texts, self.against)
+            against = self.look_at(second, texts, last_part(self.against))
 
         self.show_look(result, choice, against)
 
@@ -141,7 +150,7 @@ class LookCommand:
                 changes.enter_context(unmasked(opened.model))
 
             changes.enter_context(Console(stderr=True).status("reading the text ..."))
-            return look(
+            result = look(
                 opened.model,
                 *texts,
                 tokenizer=opened.tokenizer,
@@ -154,7 +163,29 @@ class LookCommand:
                 lens=self.view == "lens" or None,
                 norms=self.view == "norms" or None,
                 attribution=attribution,
+                model_walk=self.view == "model" or (None if ending == ".html" else False),
+                walks=ending == ".html" and (self.view == "walk" or None),
+                walked=self.walked if ending == ".html" else (),
             )
+            if self.view == "walk" and not whole:
+                return self.with_walk(result, opened.model, opened.tokenizer)
+
+            return result
+
+    @property
+    def walked(self) -> list[HeadName]:
+        """The heads of the flags, for their walks."""
+        return [(self.kind, layer, head) for layer in self.layer for head in self.head]
+
+    def with_walk(self, result: Look, model: Model, tokenizer: Tokenizer) -> Look:
+        """The look with the walk of the chosen head, or else of the most telling one."""
+        names = self.walked
+        if not names:
+            names = telling_heads(result.of(self.kind), tokenizer.special)
+            if self.head:
+                names = [name for name in names if name[2] == self.head[0]]
+
+        return replace(result, walks=walk_heads(model, result.reading, tokenizer, names[:1]))
 
     def read_texts(self) -> list[str]:
         """The texts of the command line, of a file, or of standard input."""

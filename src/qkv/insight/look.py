@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import html
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from contextlib import suppress
+from itertools import zip_longest
 from pathlib import Path
 
 from jaxtyping import Float
@@ -14,15 +15,25 @@ from torch import Tensor
 
 from qkv import artifact, storage
 from qkv.generation.fill import Guess
+from qkv.insight.attribute.logit_attribution import LogitParts, can_split_logits, split_logits
 from qkv.insight.inspect import look_data
 from qkv.insight.inspect.attribution import attribution as compute_attribution
-from qkv.insight.inspect.capture import capture_attention
+from qkv.insight.inspect.capture import CapturedAttention, capture_attention
 from qkv.insight.inspect.logit_lens import logit_lens, makes_predictions, next_tokens
 from qkv.insight.inspect.look_data import LookData
-from qkv.insight.inspect.model_input import Reading, read
+from qkv.insight.inspect.model_input import Reading, leading_spaces, read
 from qkv.insight.inspect.residual_norms import Norms, residual_norms
 from qkv.insight.render.page import page
 from qkv.insight.render.views import ENDINGS, Heads, View, ViewChoice
+from qkv.insight.walk.attention_record import site_named
+from qkv.insight.walk.head_walk import HeadName, HeadWalk, counted, walk_heads
+from qkv.insight.walk.model_walk import (
+    MODEL_WALK_MAX_TOKENS,
+    LayerGuesses,
+    ModelWalk,
+    walk_model,
+)
+from qkv.insight.walk.telling_heads import WALK_MAX_TOKENS, affordable, telling_heads
 from qkv.models.model import Model, backbone_of
 from qkv.models.sites import attends, attention_sites, predicts_tokens
 from qkv.text.tokenizer import Tokenizer
@@ -33,7 +44,7 @@ FORMATS = (".html", *ENDINGS, ".safetensors")
 class Look(LookData):
     """What a model does with a text. A notebook displays it; `save` writes a page or a picture.
 
-    The fields are those of `LookData`: attention, next, lens, norms, attribution ...
+    The fields are those of `LookData`: attention, next, lens, norms, attribution, walks ...
 
     Example:
         >>> from qkv import insight, models, text
@@ -52,6 +63,7 @@ class Look(LookData):
         layer: int | None = None,
         head: Heads = None,
         words: bool = False,
+        token: int | None = None,
         without_first: bool = False,
         against: LookData | None = None,
     ) -> Path:
@@ -64,6 +76,7 @@ class Look(LookData):
             layer: The layer, counted from 0 (default 0).
             head: One head or several, counted from 0; default the mean of all.
             words: Join the tokens of a word.
+            token: The token that is chosen when a page opens, counted from 0.
             without_first: Leave out the first token and special tokens, and rescale the rest.
             against: A look of another model at the same tokens, for a page with both.
 
@@ -81,7 +94,13 @@ class Look(LookData):
             return self.write_weights(path)
 
         choice = ViewChoice(
-            view=view, kind=kind, layer=layer, head=head, words=words, without_first=without_first
+            view=view,
+            kind=kind,
+            layer=layer,
+            head=head,
+            words=words,
+            token=token,
+            without_first=without_first,
         )
         if ending == ".html":
             storage.write_text(path, page(self, choice, against))
@@ -138,6 +157,9 @@ def look(
     lens: bool | None = None,
     norms: bool | None = None,
     attribution: bool | None = False,
+    walks: bool | None = None,
+    walked: Sequence[HeadName] = (),
+    model_walk: bool | None = None,
 ) -> Look:
     """Run a text through a model, and capture what happens inside.
 
@@ -155,6 +177,9 @@ def look(
         lens: Compute the logit lens; None does so for a text of up to 256 tokens.
         norms: Compute the norms; None does so for a text of up to 1,024 tokens.
         attribution: Compute gradient x input; None does so for a text of up to 48 tokens.
+        walks: Walk the most telling heads; None does so for a text of up to 48 tokens.
+        walked: Heads to walk in any case: kind (or None), layer and head of each.
+        model_walk: Walk through the whole model; None does so for a text of up to 48 tokens.
 
     Returns:
         A `Look`; a notebook displays it, and `save` writes it to a file.
@@ -182,17 +207,31 @@ def look(
     by_layer, predictions = predictions_of(model, tokenizer, reading, lens)
     gradients = gradients_of(model, reading, norms, attribution)
     bidirectional = not (model.is_causal or model.has_source)
+    heads = heads_to_walk(model, tokenizer, reading, captured, walks, walked)
 
-    return Look(name or title, reading, captured, predictions, by_layer, *gradients, bidirectional)
+    return Look(
+        name or title,
+        reading,
+        captured,
+        predictions,
+        by_layer,
+        *gradients,
+        bidirectional,
+        walks=walks_of(model, tokenizer, reading, heads, required=bool(walks or walked)),
+        parts=parts_of(model, reading, explained=gradients[1] is not None),
+        texts=given_texts(tokenizer, reading, texts, source, target),
+        leading_spaces=leading_spaces(tokenizer, shown_ids(reading, by_layer or [predictions])),
+        model_walk=model_walk_of(model, tokenizer, reading, by_layer, model_walk),
+    )
 
 
 def opened(
     model: Model | artifact.Loaded | str | Path, tokenizer: Tokenizer | None
 ) -> tuple[str, Model, Tokenizer]:
-    """The title of a model (its path or class), the model, loaded if need be, and its tokenizer."""
-    path = None
+    """The title of a model (its name or class), the model, loaded if need be, and its tokenizer."""
+    name = None
     if isinstance(model, str | Path):
-        path = str(model)
+        name = storage.last_part(str(model))
         model = artifact.load(model)
 
     if isinstance(model, tuple):
@@ -205,7 +244,40 @@ def opened(
             "tokenizer: expected the one that belongs to the model; qkv.load gives both"
         )
 
-    return path or type(model).__name__, model, tokenizer
+    return name or type(model).__name__, model, tokenizer
+
+
+# The text as it was given
+
+
+def given_texts(
+    tokenizer: Tokenizer,
+    reading: Reading,
+    texts: tuple[str, ...],
+    source: str | None,
+    target: str | None,
+) -> tuple[str, ...]:
+    """The texts as given, with the translation that the model made if no target is given."""
+    if reading.source is None or not (source or texts):
+        return texts
+    if target is None:
+        target = tokenizer.decode(reading.text.ids[1:])
+
+    return source or texts[0], target
+
+
+def shown_ids(reading: Reading, predictions: Sequence[list[list[Guess]] | None]) -> set[int]:
+    """The ids of all tokens that a look shows: those of its texts, and all guesses."""
+    ids: set[int] = set()
+    for side in (reading.text, reading.source, reading.chosen):
+        if side is not None:
+            ids.update(side.ids)
+
+    for layer in predictions:
+        for guesses in layer or ():
+            ids.update(guess.id for guess in guesses)
+
+    return ids
 
 
 # The parts of a look
@@ -238,6 +310,79 @@ def gradients_of(
         shares = compute_attribution(model, reading)
 
     return norm_values, shares
+
+
+def parts_of(model: Model, reading: Reading, explained: bool) -> list[LogitParts] | None:
+    """The parts of each position's logit, beside an attribution, if the model is such a sum."""
+    if not explained or not can_split_logits(model):
+        return None
+
+    return split_logits(model, reading, range(len(reading.text.ids)))
+
+
+def heads_to_walk(
+    model: Model,
+    tokenizer: Tokenizer,
+    reading: Reading,
+    attention: Sequence[CapturedAttention],
+    walks: bool | None,
+    walked: Sequence[HeadName],
+) -> list[HeadName]:
+    """The heads whose walks a look has: those that are asked for, then the most telling ones."""
+    names: dict[HeadName, None] = {}
+    for kind, layer, head in walked:
+        site = site_named(model, kind)
+        name = (site.kind, counted("layer", layer, site.depth), counted("head", head, site.heads))
+        names[name] = None
+
+    if attention and is_wanted(walks, reading, WALK_MAX_TOKENS):
+        ranked = [telling_heads(captured, tokenizer.special) for captured in attention]
+        # One head of each kind in turn, so that a page has some of all
+        turns = [name for several in zip_longest(*ranked) for name in several if name is not None]
+        names |= dict.fromkeys(affordable(model, turns, attention))
+
+    return list(names)
+
+
+def walks_of(
+    model: Model,
+    tokenizer: Tokenizer,
+    reading: Reading,
+    names: Sequence[HeadName],
+    *,
+    required: bool,
+) -> dict[HeadName, HeadWalk] | None:
+    """The walks; None for attention that hides its query, key or value, unless it is required."""
+    if not names:
+        return None
+
+    try:
+        walks = walk_heads(model, reading, tokenizer, names)
+    except ValueError:
+        if required:
+            raise
+        return None
+
+    return {name: walks[name] for name in names}
+
+
+def model_walk_of(
+    model: Model,
+    tokenizer: Tokenizer,
+    reading: Reading,
+    lens: LayerGuesses | None,
+    wanted: bool | None,
+) -> ModelWalk | None:
+    """The walk through the model; None if it is not wanted, or by default if parts are hidden."""
+    if wanted is None and longest_side(reading) > MODEL_WALK_MAX_TOKENS or wanted is False:
+        return None
+
+    try:
+        return walk_model(model, reading, tokenizer, lens=lens if model.stacks else None)
+    except ValueError:
+        if wanted:
+            raise
+        return None
 
 
 def is_wanted(choice: bool | None, reading: Reading, most: int) -> bool:

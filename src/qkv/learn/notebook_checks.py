@@ -93,20 +93,23 @@ def table_html(example: Any) -> str:
 
 
 def check(
-    what: str | Callable[..., Any],
+    what: str | int | Callable[..., Any],
     mine: Mapping[str, Any] | None = None,
     folder: str | Path = ".",
 ) -> CheckedExercise:
     """Check an exercise: its file, or what a notebook defines.
 
     Args:
-        what: The name of an exercise, such as "lookup"; or a function of the notebook that has the
-            name of a part: then only that part is checked.
+        what: The name or number of an exercise, such as "lookup" or 1; or a function of the
+            notebook that has the name of a part: then only that part is checked.
         mine: Functions by name, such as globals() in a notebook (default: the file is checked).
         folder: The student's folder.
 
     Returns:
         What was found. A notebook shows it; as a condition it is true if all checks hold.
+
+    Raises:
+        ValueError: If there is no such exercise, or no exercise asks for such a function.
 
     Example:
         >>> def nearest(query, keys, values):
@@ -116,12 +119,13 @@ def check(
     """
     session = StudentSession(Path(folder))
     parts: tuple[str, ...] = ()
-    if isinstance(what, str):
-        exercise = find_exercise(what)
+    if callable(what):
+        name = function_name(what)
+        exercise = exercise_of(name)
+        parts = (name,)
+        mine = {**(mine or {}), name: what}
     else:
-        exercise = exercise_of(what.__name__)
-        parts = (what.__name__,)
-        mine = {**(mine or {}), what.__name__: what}
+        exercise = find_exercise(str(what))
 
     if mine is None:
         session.folder.check_exists()
@@ -132,6 +136,21 @@ def check(
         report = run_checks_of_functions(exercise, mine, parts)
 
     return CheckedExercise(exercise, report)
+
+
+def function_name(function: Callable[..., Any]) -> str:
+    """The name that a function was defined with.
+
+    Raises:
+        ValueError: If it has none, such as one that functools.partial makes.
+    """
+    name = getattr(function, "__name__", None)
+    if not isinstance(name, str):
+        raise ValueError(
+            f"check: expected a function with a name, or an exercise, not {type(function).__name__}"
+        )
+
+    return name
 
 
 def exercise_of(part: str) -> Exercise:
@@ -156,19 +175,22 @@ def exercise_of(part: str) -> Exercise:
     return found[0]
 
 
-def hint(exercise: str = "", folder: str | Path = ".") -> CourseText:
+def hint(exercise: str | int = "", folder: str | Path = ".") -> CourseText:
     """The next of three hints for the first part that is not green.
 
     Args:
-        exercise: The name of an exercise (default: the first that is not green).
+        exercise: The name or number of an exercise (default: the first that is not green).
         folder: The student's folder.
 
     Returns:
         The hint.
+
+    Raises:
+        ValueError: If there is no such exercise.
     """
     session = StudentSession(Path(folder))
     session.folder.check_exists()
-    return CourseText(session.hint(exercise))
+    return CourseText(session.hint(str(exercise)))
 
 
 def status(folder: str | Path = ".") -> CourseText:
@@ -189,25 +211,25 @@ def status(folder: str | Path = ".") -> CourseText:
     return CourseText("\n".join([*lines, session.summary()]))
 
 
-def show(exercise: str, insist: bool = False, folder: str | Path = ".") -> CourseText:
+def show(exercise: str | int, insist: bool = False, folder: str | Path = ".") -> CourseText:
     """The solution of an exercise.
 
     Args:
-        exercise: The name of the exercise.
+        exercise: The name or number of the exercise.
         insist: Show it although the exercise is not green.
         folder: The student's folder.
 
     Returns:
         The solution.
     """
-    return CourseText(StudentSession(Path(folder)).show(exercise, insist))
+    return CourseText(StudentSession(Path(folder)).show(str(exercise), insist))
 
 
-def reset(exercise: str, folder: str | Path = ".") -> CourseText:
+def reset(exercise: str | int, folder: str | Path = ".") -> CourseText:
     """Write the file of an exercise anew; the old one is kept as a numbered copy.
 
     Args:
-        exercise: The name of the exercise.
+        exercise: The name or number of the exercise.
         folder: The student's folder.
 
     Returns:
@@ -215,4 +237,4 @@ def reset(exercise: str, folder: str | Path = ".") -> CourseText:
     """
     session = StudentSession(Path(folder))
     session.folder.check_exists()
-    return CourseText(session.reset(exercise))
+    return CourseText(session.reset(str(exercise)))

@@ -194,9 +194,12 @@ def table_of(pairs: list[LossPair]) -> tuple[list[str], list[list[str]]]:
 def facts(pairs: list[LossPair]) -> list[str]:
     """How both models were trained."""
     sizes = ", ".join(f"{name} {SIZES[name]}" for name in ("context", "width", "depth", "heads"))
+    shared = "The same seed, weights and batches"
+    if not largest(pairs).difference <= EQUAL:  # a NaN is not equal either
+        shared = "The same batches; the weights of the first step may differ"
+
     return [
-        f"The same seed, weights and batches: {len(pairs)} steps of 1,024 tokens of the embedded "
-        "English sentences.",
+        f"{shared}: {len(pairs)} steps of 1,024 tokens of the embedded English sentences.",
         f"Sizes: {sizes}; learned positions, norm before each sublayer, GELU, tied output layer.",
         "The same optimizer for both: AdamW with warm-up, cosine schedule and clipping.",
     ]

@@ -97,7 +97,7 @@ class RNN(EncoderDecoder):
         attention_hooks: tuple[str, ...] = ()
         if has_attention:
             self.combine = nn.Linear(2 * E, E)
-            attention_hooks = ("scores", "weights", "context")
+            attention_hooks = ("query", "key", "value", "scores", "weights", "context")
 
         self.head: nn.Linear | None = None
         if not config.tied:
@@ -180,15 +180,17 @@ class RNN(EncoderDecoder):
         """Return the context vector: the source attended to by the last hidden vector."""
         assert state.key is not None
         assert state.encoded is not None
-        query = state.hidden[0][-1].unsqueeze(1)  # (B, 1, E)
+        query = self.hooks("query", state.hidden[0][-1].unsqueeze(1))  # (B, 1, E)
+        key = self.hooks("key", state.key)  # (B, S, E); of an additive score W_k times it
+        value = self.hooks("value", state.encoded)  # (B, S, E)
         mask = None
         if state.padding_mask is not None:
             mask = Padding(state.padding_mask)
 
         context, _ = attend(
             query,
-            state.key,
-            state.encoded,
+            key,
+            value,
             mask=mask,
             score=self.score_function(),
             on_scores=self.hooks.callback("scores"),

@@ -67,6 +67,22 @@ def join(
     return torch.cat([token, position.expand(token.shape[0], -1, -1)], dim=-1)
 
 
+def rotary_frequencies(
+    head_width: int,
+    base: float = 10000.0,
+    scaling: RotaryScaling | None = None,
+    device: torch.device | None = None,
+) -> Float[Tensor, "P"]:
+    """The angle by which each pair of a head's dimensions turns from one position to the next."""
+    pair = torch.arange(0, head_width, 2, device=device, dtype=torch.float32)  # (D / 2,)
+    # As Llama computes it, to the last bit: far positions multiply any error.
+    frequency = 1.0 / base ** (pair / head_width)
+    if scaling is not None:
+        frequency = stretch(frequency, scaling)
+
+    return frequency
+
+
 def rotary_angles(
     positions: Int[Tensor, "#B T"],
     head_width: int,
@@ -74,12 +90,7 @@ def rotary_angles(
     scaling: RotaryScaling | None = None,
 ) -> Float[Tensor, "2 #B 1 T D"]:
     """Cosine and sine of the angle of each pair of a head's dimensions at each position."""
-    pair = torch.arange(0, head_width, 2, device=positions.device, dtype=torch.float32)  # (D / 2,)
-    # As Llama computes it, to the last bit: far positions multiply any error.
-    frequency = 1.0 / base ** (pair / head_width)
-    if scaling is not None:
-        frequency = stretch(frequency, scaling)
-
+    frequency = rotary_frequencies(head_width, base, scaling, positions.device)  # (D / 2,)
     angle = positions.unsqueeze(-1).float() * frequency  # (B, T, D / 2)
     # Dimensions i and i + D/2 are a pair.
     angle = torch.cat([angle, angle], dim=-1).unsqueeze(1)  # (B, 1, T, D)

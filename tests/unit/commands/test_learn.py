@@ -99,6 +99,12 @@ def test_wrong_usage_is_one_sentence(qkv: Qkv, folder: Path, tmp_path: Path) -> 
     unknown = qkv("learn", "check", "lookupp")
     assert unknown.refused
     assert "there is no 'lookupp'" in unknown.error
+    for name in ("check", "hint", "show", "reset"):
+        assert qkv("learn", name, "nope").code == 2
+
+    page = qkv("learn", "quiz", "--page", "quiz.txt")
+    assert (page.code, "expected the name of an .html file" in page.error) == (2, True)
+    assert not Path("quiz.txt").exists()
     assert qkv("learn", "chekc").error.count("\n") == 1
     missing = qkv("learn", "check", "--folder", tmp_path)
     assert missing.code == 1

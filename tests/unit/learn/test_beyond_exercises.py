@@ -180,7 +180,16 @@ def test_another_wrong_solution_fails(name: str, old: str, new: str, tmp_path: P
     assert report.state == "failed"
 
 
-def test_a_wrong_score_of_exercise_2_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("torch.tanh(", "torch.sigmoid("),
+        ("torch.tanh(projected_query + projected_key) @ v", "projected_query + projected_key"),
+        ("unsqueeze(-3)", "unsqueeze(-9)"),
+    ],
+    ids=["another function", "another shape", "an error"],
+)
+def test_a_wrong_score_of_exercise_2_is_named(old: str, new: str, tmp_path: Path) -> None:
     report_with(tmp_path, "encoder_decoder", "", "")
     for name in list(sys.modules):
         if re.fullmatch(r"ex\d\d_\w+", name):
@@ -188,10 +197,10 @@ def test_a_wrong_score_of_exercise_2_is_named(tmp_path: Path) -> None:
 
     scores = tmp_path / "ex02_scores.py"
     text = scores.read_text(encoding="utf-8")
-    scores.write_text(text.replace("torch.tanh(", "torch.sigmoid("), encoding="utf-8")
+    scores.write_text(text.replace(old, new), encoding="utf-8")
     report = run_checks(course()["encoder_decoder"], tmp_path / "ex13_encoder_decoder.py")
     failed = [result.message for result in report.results if result.state == "failed"]
-    assert "exercise 2" in failed[0]
+    assert "exercise 2 is red" in failed[0]
 
 
 def test_a_number_is_expected() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+from inspect import unwrap
 from pathlib import Path
 
 import pytest
@@ -104,3 +106,15 @@ def test_a_folder_without_the_course_is_refused(
     for function in (lambda: check("lookup"), hint, status, lambda: reset("lookup")):
         with pytest.raises(ValueError, match="there is no course in this folder"):
             function()
+
+
+def test_an_exercise_has_a_number_and_anything_else_gets_a_sentence(folder: Path) -> None:
+    assert hint(1).startswith("lookup, ")
+    assert check(1).exercise is LOOKUP
+    assert "ex01_lookup.py is as it was" in reset(1)
+    for ask in (check, hint, show, reset):
+        with pytest.raises(ValueError, match=r"^exercise: there is no .*3\.5.*; expected one of"):
+            unwrap(ask)(3.5)  # without the type checks of the tests
+
+    with pytest.raises(ValueError, match="expected a function with a name, or an exercise, not"):
+        check(partial(nearest))

@@ -42,6 +42,7 @@ def test_the_page_says_that_both_are_equal(tmp_path: Path) -> None:
     text = page.read_text(encoding="utf-8")
     assert "learns as the library's does" in text
     assert "The texts are equal." in text
+    assert "The same seed, weights and batches" in text
     difference = float(re.search(r"Largest difference: ([\d.e+-]+), at step", text)[1])
     assert difference <= 1e-5
     assert text.count("<svg") >= 3
@@ -54,6 +55,8 @@ def test_the_page_says_that_a_changed_gpt_is_not_equal(tmp_path: Path) -> None:
     page = finish(write_course(tmp_path / "course", ex07_block=changed), 2, tmp_path / "out.html")
     text = page.read_text(encoding="utf-8")
     assert "not as the library's does" in text
+    assert "The same batches; the weights of the first step may differ" in text
+    assert "same seed" not in text
     assert (tmp_path / "course/runs/finish/mine/model.safetensors").is_file()
 
 

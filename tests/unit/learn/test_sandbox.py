@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import select
+import signal
 import sys
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from qkv.learn.run_checks import Report
 from qkv.learn.sandbox import check_limits, check_runner
 from qkv.learn.sandbox.check_limits import CheckLimits
 from qkv.learn.sandbox.check_runner import CAN_FORK, CheckRunner
+from qkv.learn.sandbox.child_process import ForkedChild
 from qkv.learn.sandbox.replaced_functions import KnownFunctions
 
 pytestmark = pytest.mark.skipif(not CAN_FORK, reason="the limits are those of Linux")
@@ -61,6 +63,10 @@ AT_IMPORT = {
     "a loop that catches errors": (
         "while True:\n    try:\n        while True: pass\n    except BaseException: pass",
         "endless loop|loop that never ends",
+    ),
+    "a loop in C": (
+        "import itertools; sum(itertools.repeat(0))",
+        r"did not end within \d[\d.]* seconds of processor time",
     ),
     "sys.exit": ("import sys; sys.exit(0)", "sys.exit"),
     "os._exit": ("import os; os._exit(0)", "os._exit"),
@@ -197,7 +203,21 @@ def test_the_check_that_was_running_is_named(lookup: Exercise, tmp_path: Path) -
     assert failed[0] == "softmax"
     assert report.held == len(report.results) - len(failed)
     assert "exit status 3" in said(report)
-    assert "not run" in report.results[-1].message
+    assert report.results[-1].message == "not run: softmax ended the process"
+
+
+def test_checks_that_do_not_start_are_not_the_students_fault(
+    lookup: Exercise, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(check_runner, "SECONDS_TO_START", 0.0)
+    monkeypatch.setattr(ForkedChild, "be_child", lambda *_: signal.pause())
+    report = report_on(lookup, tmp_path, lookup.answer)
+    assert report.error.startswith("the checks did not start within 0 seconds; your file was not")
+
+    monkeypatch.setattr(check_runner, "SECONDS_TO_START", 600.0)
+    monkeypatch.setattr(ForkedChild, "be_child", lambda *_: os._exit(3))
+    report = report_on(lookup, tmp_path, lookup.answer)
+    assert report.error.startswith("the process of the checks ended with status 3; your file was")
 
 
 def test_a_flood_of_output_is_discarded(lookup: Exercise, tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ FAMILIES = {
     "rnn": (
         lambda: rnn(attention="additive"),
         (SOURCE, IDS),
-        ["encoder", *["scores", "weights", "context"] * T, "hidden", "logits"],
+        ["encoder", *[*ATTENTION[:-1], "context"] * T, "hidden", "logits"],
     ),
     "rnn without attention": (
         lambda: rnn(attention="none"),

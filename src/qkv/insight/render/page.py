@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import html
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from string import Template
@@ -27,15 +27,19 @@ from qkv.insight.render.page_heads import (
     first_head,
     with_shares,
 )
+from qkv.insight.render.page_parts import described_parts
 from qkv.insight.render.page_text import heading, missing_views
 from qkv.insight.render.script_bundle import bundle, module
 from qkv.insight.render.views import MISSING, View, ViewChoice, head_numbers, numbered
+from qkv.insight.render.walk.model_walk_data import model_walk_data
+from qkv.insight.render.walk.walk_data import described_walks, walk_blocks
 
 EXACT = 4_000_000
 """Weights up to which each has 16 bits; above, each has 8 bits of its root, precise near 0."""
 THREADS = 4
-STYLES = ("view.css", "tiles.css")
+STYLES = ("view.css", "tiles.css", "walk.css", "model_walk.css", "parts.css")
 """Style sheets, in their order."""
+NO_SPACES: Mapping[int, int] = {}
 
 
 def page(
@@ -109,12 +113,33 @@ def opening(look: LookData, choice: ViewChoice, fetches: bool = False) -> dict[s
     }
     if view == "numbers":
         start |= {"view": "heads", "glance": "entropy"}
+    if choice.token is not None:
+        rows = len(attention.rows.ids)
+        start["token"] = numbered("token", choice.token, rows)
+    if view == "walk":
+        start |= opening_walk(look, choice, start)
 
     return start
 
 
+def opening_walk(look: LookData, choice: ViewChoice, start: dict[str, Any]) -> dict[str, Any]:
+    """The head of a walk: the one that is chosen, or the first that the page has."""
+    if choice.head is not None or not look.walks:
+        return {}
+
+    for kind, layer, head in look.walks:
+        if kind == start["kind"] and choice.layer in (None, layer):
+            return {"layer": layer, "head": head}
+
+    return {}
+
+
 def has_view(look: LookData, view: View) -> bool:
     """True if the look has data for this view."""
+    if view == "walk":
+        return bool(look.walks)
+    if view == "model":
+        return look.model_walk is not None
     if view in MISSING:
         return getattr(look, view) is not None
 
@@ -147,7 +172,18 @@ def chunks(look: LookData, start: dict[str, Any], against: LookData | None = Non
 
     for part, guesses in (("next", look.next), ("lens", look.lens)):
         if guesses is not None:
-            yield block(part, as_json(compact(guesses)), "application/json")
+            listed = as_json(compact(guesses, look.leading_spaces))
+            yield block(part, listed, "application/json")
+
+    if look.parts is not None:
+        yield block("parts", as_json(described_parts(look)), "application/json")
+
+    for name, walk in walk_blocks(look):
+        yield block(name, as_json(walk), "application/json")
+
+    if look.model_walk is not None:
+        walk_data = model_walk_data(look.model_walk)
+        yield block("model_walk", as_json(walk_data), "application/json")
 
     if against is not None:
         for name, content in blocks(against, code_of(against), str(start.get("kind")), 0):
@@ -225,6 +261,7 @@ def described(look: LookData, code: Code) -> dict[str, Any]:
     data: dict[str, Any] = {
         "model": look.model,
         "heading": heading(look),
+        "between": " · " if reading.source is None else " → ",
         "text": index_of(reading.text, sides),
         "follows": not look.bidirectional,  # predictions are of the next token
         "attention": [described_attention(attention, code, sides) for attention in look.attention],
@@ -232,6 +269,8 @@ def described(look: LookData, code: Code) -> dict[str, Any]:
         "lens": look.lens is not None,
         "norms": described_norms(look),
         "attribution": None,
+        "parts": look.parts is not None,
+        "walk": described_walks(look),
         "lacking": missing_views(look),
     }
     if look.attribution is not None:
@@ -248,7 +287,7 @@ def described(look: LookData, code: Code) -> dict[str, Any]:
             "most": 1.0,
         }
 
-    data["sides"] = list(map(described_side, sides))
+    data["sides"] = [described_side(side, look.leading_spaces) for side in sides]
 
     return data
 
@@ -261,9 +300,14 @@ def index_of(side: Side, sides: list[Side]) -> int:
     return sides.index(side)
 
 
-def described_side(side: Side) -> dict[str, Any]:
+def described_side(side: Side, spaces: Mapping[int, int]) -> dict[str, Any]:
+    """The tokens of a side with their leading spaces, and its words."""
+    tokens = []
+    for id, token in zip(side.ids, side.tokens, strict=True):
+        tokens.append(" " * spaces.get(id, 0) + token)
+
     words = [[word.text, word.positions] for word in side.words]
-    return {"ids": side.ids, "tokens": side.tokens, "words": words}
+    return {"ids": side.ids, "tokens": tokens, "words": words}
 
 
 def described_attention(
@@ -332,12 +376,16 @@ def overview_shape(attention: CapturedAttention) -> list[int]:
     return list(attention.overview.shape[2:])
 
 
-def compact(guesses: Any) -> Any:
-    """Guesses in nested lists as [text, id, probability]: there may be a hundred thousand."""
-    if isinstance(guesses, Guess):
-        return [guesses.text, guesses.id, float(f"{guesses.probability:.4g}")]
+def compact(guesses: Any, spaces: Mapping[int, int] = NO_SPACES) -> Any:
+    """Guesses in nested lists as [text, id, probability]: there may be a hundred thousand.
 
-    return list(map(compact, guesses))
+    Each text has its leading spaces back, of which `spaces` has the number by id.
+    """
+    if isinstance(guesses, Guess):
+        text = " " * spaces.get(guesses.id, 0) + guesses.text
+        return [text, guesses.id, float(f"{guesses.probability:.4g}")]
+
+    return [compact(part, spaces) for part in guesses]
 
 
 def content_policy(script: str, style: str) -> str:

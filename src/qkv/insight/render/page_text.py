@@ -12,9 +12,12 @@ from qkv.insight.inspect.look_data import (
     LookData,
 )
 from qkv.insight.inspect.whole_words import WholeWord
+from qkv.insight.walk.model_walk import MODEL_WALK_MAX_TOKENS
+from qkv.insight.walk.telling_heads import WALK_MAX_TOKENS
 
 HEADING = 60
 """Words of a text in the heading, at most."""
+HEADING_CHARACTERS = 400
 
 SPECIAL = re.compile(r"[\[<].+[\]>]", re.DOTALL)
 """A special token such as [SEP], and no bracket of the text."""
@@ -25,7 +28,14 @@ NO_TOKENS = "An encoder without a token head predicts no tokens"
 
 
 def heading(look: LookData) -> list[str]:
-    """The text; for a translation the source and the target without their end tokens."""
+    """The texts as given.
+
+    Where only tokens are known, the text is joined from its words; that of a translation is the
+    source and the target without their end tokens.
+    """
+    if look.texts:
+        return [text[:HEADING_CHARACTERS] for text in look.texts]
+
     source = look.reading.source
     target = look.reading.chosen
     if source is None or target is None:
@@ -81,6 +91,12 @@ def missing_views(look: LookData) -> dict[str, str]:
     elif look.norms is None:
         reasons["norms"] = not_computed("norms", tokens, NORMS_MAX_TOKENS)
 
+    if not look.walks:
+        reasons["walk"] = why_no_walk(look, tokens)
+
+    if look.model_walk is None:
+        reasons["model"] = not_computed("model", tokens, MODEL_WALK_MAX_TOKENS)
+
     if look.attribution is None:
         reasons["attribution"] = why_no_attribution(look, tokens)
 
@@ -92,6 +108,17 @@ def why_no_attention(look: LookData) -> str:
         return "This RNN has no attention"
 
     return "Attention was not captured (attention=False)"
+
+
+def why_no_walk(look: LookData, tokens: int) -> str:
+    if not look.attention:
+        return why_no_attention(look)
+
+    reason = "It was not requested, or this attention does not show its query, key and value"
+    if tokens > WALK_MAX_TOKENS:
+        reason = f"The text has more than {WALK_MAX_TOKENS} tokens"
+
+    return f"{reason}: use qkv look … --view walk --layer 0 --head 0"
 
 
 def why_no_attribution(look: LookData, tokens: int) -> str:

@@ -37,6 +37,8 @@ from qkv.insight.render.views import (
     view_data,
     with_overview,
 )
+from qkv.insight.render.walk.model_walk_table import show_model
+from qkv.insight.render.walk.walk_table import show_walk
 from qkv.tables import Table
 
 KEYS_NAMED = 4  # keys that are named for each query
@@ -289,6 +291,8 @@ def token_text(text: str, console: Console) -> str:
 
 
 VIEWS: dict[str, Callable[[LookData, Console, ViewChoice], None]] = {
+    "walk": show_walk,
+    "model": show_model,
     "head": show_head,
     "heads": show_heads,
     "lines": show_lines,

@@ -20,7 +20,9 @@ from qkv.insight.inspect.weight_shares import sinks
 from qkv.insight.inspect.whole_words import join_words
 from qkv.text.printable import shortened
 
-View = Literal["head", "heads", "lines", "next", "lens", "norms", "numbers", "attribution"]
+View = Literal[
+    "walk", "model", "head", "heads", "lines", "next", "lens", "norms", "numbers", "attribution"
+]
 Heads = int | Sequence[int] | None
 """One head, several, or None for all of the layer."""
 
@@ -37,6 +39,8 @@ MISSING = {
     "lens": "it was not computed; this model predicts no tokens, or the text is long",
     "norms": "they were not computed; an RNN has no residual stream, or the text is long",
     "attribution": "it was not computed; look again with attribution=True",
+    "model": "it was not computed; look again with model_walk=True",
+    "walks": "they were not computed; look again with walks=True",
 }
 
 
@@ -59,6 +63,8 @@ class ViewChoice:
     head: Heads = None
     words: bool = False
     """Whether tokens are joined to whole words."""
+    token: int | None = None
+    """The query of a walk; by default the last."""
     without_first: bool = False
     """Whether the first token and special tokens are left out, and the rest rescaled."""
 

@@ -58,8 +58,10 @@ def run(
         The exit status: 1 if a check found mistakes, 130 after an interruption.
 
     Raises:
-        ValueError: If a file has mistakes, or there are no such questions.
+        ValueError: If a file has mistakes, there are no such questions, or the page is no .html.
     """
+    if page is not None and page.suffix != ".html":
+        raise ValueError(f"page: expected the name of an .html file, not {page}")
     if number is not None and number < 1:
         raise ValueError(f"number: expected 1 or more, not {number}")
 

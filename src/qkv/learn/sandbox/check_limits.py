@@ -27,6 +27,8 @@ LIMITS_MEMORY = sys.platform == "linux"
 LOOK_AT_MEMORY = 0.05
 OUT_OF_MEMORY = 97
 """Seconds between two looks, and the exit status of a process that has grown too much."""
+SECONDS_TO_DIE = 2
+"""Between the signal of the end of processor time and the end of a process that blocks it."""
 PACKAGE = str(Path(__file__).resolve().parents[2])
 STARTING = {
     "os.exec",
@@ -86,13 +88,16 @@ def apply_limits(limits: CheckLimits, folder: Path) -> None:
     else:
         threading.Thread(target=watch_memory, args=(limits.memory,), daemon=True).start()
 
-    for kind, most in wanted.items():
+    for kind, soft in wanted.items():
+        # At its hard limit of time a process is killed, as for lack of memory; before that comes
+        # a signal with a name of its own.
+        most = soft + SECONDS_TO_DIE if kind == resource.RLIMIT_CPU else soft
         _, hard = resource.getrlimit(kind)
         if hard != resource.RLIM_INFINITY:
             most = min(most, hard)
 
         with suppress(OSError, ValueError):
-            resource.setrlimit(kind, (most, most))
+            resource.setrlimit(kind, (min(soft, most), most))
 
 
 def watch_memory(most: int) -> None:

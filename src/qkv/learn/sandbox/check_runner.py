@@ -37,7 +37,6 @@ CRASHES = {
     "SIGABRT": "a crash (abort)",
     "SIGFPE": "a crash (a division by zero in C code)",
     "SIGBUS": "a crash (bus error)",
-    "SIGXCPU": "the limit of processor time: is there an endless loop?",
     "SIGKILL": "the operating system, probably because memory ran out",
 }
 
@@ -188,13 +187,15 @@ class Messages:
             return Report(name, (), "not all checks ran: does the file change the checks?", printed)
         if self.is_done:
             return Report(name, tuple(self.results), "", printed)
+        if not self.is_ready:  # no line of the student's code has run
+            return Report(name, (), reason, printed)
         if self.running is None:  # before the first check, or after the last one
             return Report(name, (), f"{Path(self.job.path).name}: {reason}", printed)
 
         results = list(self.results)
         for part, title in self.titles[len(results) :]:
             results.append(CheckResult(part, title, "failed", reason))
-            reason = "not run, since an earlier check ended the process"
+            reason = f"not run: {self.running[0]} ended the process"
 
         return Report(name, tuple(results), "", printed)
 
@@ -215,9 +216,9 @@ def supervise(job: CheckJob, child: ChildProcess) -> tuple[Messages, Report]:
     """Wait for a child and end it when its time is over; Ctrl-C ends it, too."""
     output = KeptOutput(child.output, job.limits.output)
     messages = Messages(job)
-    reason = ""
     deadline = time.monotonic() + SECONDS_TO_START
     counting = False
+    status = None
 
     try:
         while not messages.is_done and (status := child.status()) is None:
@@ -227,26 +228,44 @@ def supervise(job: CheckJob, child: ChildProcess) -> tuple[Messages, Report]:
                 counting = True
                 deadline = now + job.limits.patience
             if now > deadline:
-                seconds = f"{job.limits.patience:g} seconds"
-                reason = f"it ran longer than {seconds} and was ended: is there an endless loop?"
                 break
 
             time.sleep(LOOK)
-        else:
-            reason = "" if messages.is_done else why_ended(status or 0)
     finally:
         child.end()
         messages.read()
 
+    reason = why_not_started(status)
+    if counting or (messages.is_ready and status is not None):
+        reason = why_ended(status, job.limits)
+
     return messages, messages.report(reason, output.text())
 
 
-def why_ended(status: int) -> str:
-    """Why a process ended before it had sent all results."""
+def why_not_started(status: int | None) -> str:
+    """Why a process sent nothing at all; the student's code was not even read."""
+    said = f"the process of the checks ended with status {status}"
+    if status is None:
+        said = f"the checks did not start within {SECONDS_TO_START:g} seconds"
+
+    return f"{said}; your file was not checked: close other programs and check again"
+
+
+def why_ended(status: int | None, limits: CheckLimits) -> str:
+    """Why a process ended, or was ended (None), before it had sent all results."""
+    if status is None:
+        seconds = f"{limits.patience:g} seconds"
+        return f"it ran longer than {seconds} and was ended: is there an endless loop?"
     if status == OUT_OF_MEMORY:
         return "the code needs more memory than the checks allow; which tensor is that large?"
     if status >= 0:
         return f"the code ended Python (os._exit, exit status {status}); a function ends by return"
 
     name = signal.Signals(-status).name
+    if name == "SIGXCPU":
+        return (
+            f"it did not end within {limits.seconds:g} seconds of processor time and was ended: "
+            "is there an endless loop?"
+        )
+
     return f"the code was ended by {CRASHES.get(name, name)}"

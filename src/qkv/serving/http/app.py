@@ -16,11 +16,13 @@ from qkv.serving.routes import (
     attention,
     chat_completions,
     completions,
+    effects,
     encoders,
     health,
     playground,
     translate,
     vocabulary,
+    walk,
 )
 from qkv.version import __version__
 
@@ -36,6 +38,8 @@ ROUTERS = (
     vocabulary.router,
     translate.router,
     attention.router,
+    walk.router,
+    effects.router,
     health.router,
     playground.router,
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from typing import Any
 
 import torch
@@ -10,20 +11,25 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from qkv.insight.inspect.attention_edits import Edit, apply_edits
-from qkv.insight.inspect.look_data import LENS_MAX_TOKENS
+from qkv.insight.inspect.logit_lens import next_tokens
+from qkv.insight.inspect.look_data import ATTRIBUTION_MAX_TOKENS, LENS_MAX_TOKENS
 from qkv.insight.inspect.model_input import Reading, make_side, read
 from qkv.insight.look import Look, longest_side, look
 from qkv.insight.render.page import EXACT, blocks, cells, compact, described, opening
+from qkv.insight.render.page_parts import described_parts
+from qkv.insight.render.page_text import missing_views
 from qkv.insight.render.views import ViewChoice
+from qkv.insight.render.walk.model_walk_data import model_walk_data
 from qkv.models.model import Model
 from qkv.models.sites import attends, attention_sites
 from qkv.serving.http.errors import Json
 from qkv.serving.http.output_stream import job_result
 from qkv.serving.http.params import parse_heads_off, request_deadline
 from qkv.serving.http.prompt_validation import prepare, prompt_token_ids, ready_model
-from qkv.serving.http.schema.native_schema import AttentionRequest
+from qkv.serving.http.schema.native_schema import AttentionRequest, ReadFields
 from qkv.serving.http.schema.openapi import documented
 from qkv.serving.http.schema.response_schema import AttentionReply
+from qkv.serving.http.schema.walk_schema import MAX_ITEMS as WALK_TOKENS
 from qkv.serving.http.sse import while_connected
 from qkv.text.tokenizer import Tokenizer
 
@@ -32,6 +38,7 @@ MAX_TOKENS = 1024
 MAX_TOKENS_ALL_LAYERS = 512
 """Tokens of a text whose layers are all computed in one job: other requests wait for it."""
 MAX_CHARACTERS = 32 * MAX_TOKENS
+DEFAULT_TOP = AttentionRequest.model_fields["top"].default
 MAX_WEIGHTS = 8_000_000
 """Attention weights in one response: about 10 MB."""
 
@@ -65,7 +72,7 @@ async def attention(body: AttentionRequest, request: Request) -> Response:
                 Reading(make_side(tokenizer, ids)) if ids else read_body(model, tokenizer, body)
             )
             check_size(model, reading, body)
-            return look(
+            result = look(
                 model,
                 reading=reading,
                 tokenizer=tokenizer,
@@ -73,7 +80,15 @@ async def attention(body: AttentionRequest, request: Request) -> Response:
                 layers=body.layers,
                 lens=body.lens,
                 norms=body.norms,
+                walks=False,
+                attribution=body.attribution,
+                model_walk=body.model_walk,
             )
+            if result.next is None or body.top == DEFAULT_TOP:
+                return result
+
+            guesses = next_tokens(model, tokenizer, reading, top=body.top)
+            return dataclasses.replace(result, next=guesses)
 
     result = await while_connected(
         request.receive, job_result(request, body.model, look_inside, deadline)
@@ -83,7 +98,7 @@ async def attention(body: AttentionRequest, request: Request) -> Response:
     return await asyncio.to_thread(look_response, result, body)
 
 
-def read_body(model: Model, tokenizer: Tokenizer, body: AttentionRequest) -> Reading:
+def read_body(model: Model, tokenizer: Tokenizer, body: ReadFields) -> Reading:
     """The model's input for the texts of a request."""
     sizes = {
         "text": sum(map(len, body.texts)),
@@ -110,10 +125,17 @@ def check_size(model: Model, reading: Reading, body: AttentionRequest) -> None:
             f"not {size:,}; choose some of them"
         )
 
-    for field, wanted in (("lens", body.lens), ("norms", body.norms)):
-        if wanted and size > LENS_MAX_TOKENS:
+    limits = (
+        ("lens", body.lens, LENS_MAX_TOKENS),
+        ("norms", body.norms, LENS_MAX_TOKENS),
+        ("model_walk", body.model_walk, LENS_MAX_TOKENS),
+        ("attribution", body.attribution, ATTRIBUTION_MAX_TOKENS),
+        ("top", body.top > DEFAULT_TOP, LENS_MAX_TOKENS),
+    )
+    for field, wanted, most in limits:
+        if wanted and size > most:
             raise ValueError(
-                f"{field}: limited to texts of {LENS_MAX_TOKENS} tokens, not {size:,}; leave it out"
+                f"{field}: limited to texts of {most} tokens, not {size:,}; leave it out"
             )
 
     check_weights(model, size, body.layers)
@@ -137,17 +159,32 @@ def check_weights(model: Model, size: int, layers: list[int] | None) -> None:
         )
 
 
+def walks_to_fetch(result: Look) -> dict[str, Any]:
+    """The walks of the page: every head can be fetched from /v1/walk, if the text is short."""
+    lacking = missing_views(result)
+    if longest_side(result.reading) > WALK_TOKENS:
+        lacking["walk"] = f"The text has more than {WALK_TOKENS} tokens: shorten it"
+        return {"walk": None, "lacking": lacking}
+
+    del lacking["walk"]
+    kinds = {attention.kind: {"heads": None} for attention in result.attention}
+    return {"walk": kinds, "lacking": lacking}
+
+
 def look_response(result: Look, body: AttentionRequest) -> Response:
     """Pack a look as the page of `qkv look` reads it."""
     code: Any = "linear16" if cells(result) <= EXACT else "root8"
     start = opening(result, ViewChoice(kind=body.kind), fetches=True)
     packed = dict(blocks(result, code, str(start.get("kind")), start.get("layer", 0)))
 
+    walk = result.model_walk
     return Json(
         {
-            "data": described(result, code) | {"start": start},
+            "data": described(result, code) | {"start": start} | walks_to_fetch(result),
             "blocks": packed,
-            "next": None if result.next is None else compact(result.next),
-            "lens": None if result.lens is None else compact(result.lens),
+            "next": None if result.next is None else compact(result.next, result.leading_spaces),
+            "lens": None if result.lens is None else compact(result.lens, result.leading_spaces),
+            "parts": described_parts(result),
+            "model_walk": walk and model_walk_data(walk),
         }
     )

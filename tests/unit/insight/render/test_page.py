@@ -191,6 +191,7 @@ def test_missing_views_have_a_reason() -> None:
         made_look(["a"] * 1025, depth=1, heads=1), lens=None, norms=None, attribution=None
     )
     assert missing_views(long) == {
+        "walk": ("The text has more than 48 tokens: use qkv look … --view walk --layer 0 --head 0"),
         "lens": "The text has more than 256 tokens: use qkv look … --view lens",
         "norms": "The text has more than 1,024 tokens: use qkv look … --view norms",
         "attribution": (
@@ -200,7 +201,8 @@ def test_missing_views_have_a_reason() -> None:
     }
     rnn = recurrent_look()
     assert missing_views(rnn) == {"norms": "An RNN has no residual stream"}
-    assert missing_views(replace(rnn, attention=[])).keys() == {"head", "heads", "lines", "norms"}
+    without = missing_views(replace(rnn, attention=[], walks=None))
+    assert without.keys() == {"head", "heads", "lines", "norms", "walk"}
     assert missing_views(replace(full, attribution=None))["attribution"].startswith(
         "It was not requested"
     )
@@ -248,7 +250,9 @@ def test_the_script_has_every_module_after_those_it_imports() -> None:
     assert {f"{name}.js" for name in names} == {*modules(), "standalone.js"}
     assert len(names) == len(set(names))
     for index, name in enumerate(names):
-        imported = re.findall(r'from "qkv/(\w+)\.js"', module(f"{name}.js"))
+        imported = re.findall(
+            r'^import .* from "qkv/(\w+)\.js"', module(f"{name}.js"), re.MULTILINE
+        )
         assert set(imported) <= set(names[:index])
 
 

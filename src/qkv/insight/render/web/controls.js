@@ -1,3 +1,4 @@
+// @ts-check
 // The controls above the views: view, kind of attention, layer and head, tokens or words, colours, theme.
 
 import { choice, element } from "qkv/elements.js";
@@ -54,7 +55,7 @@ export class Controls {
     this.heads = new HeadControls(page);
     this.attention = element(
       "div",
-      { class: "controls", role: "group", "aria-label": "Attention" },
+      { class: "controls", role: "region", "aria-label": "Attention" },
       ...(this.kinds ? [this.kinds.element] : []),
       this.layer.element,
       this.head.element,
@@ -116,13 +117,13 @@ export class Controls {
     const attention = page.store.attention(state.kind);
     const of = (...views) => views.includes(state.view);
     this.kinds?.show(state.kind);
-    if (this.kinds) this.kinds.element.hidden = !of("head", "heads", "lines");
+    if (this.kinds) this.kinds.element.hidden = !of("walk", "head", "heads", "lines");
     for (const [stepper, count] of [
       [this.layer, attention?.depth ?? 0],
       [this.head, attention?.heads ?? 0],
     ]) {
       const all = page.named && of("heads"); // all heads are then side by side
-      stepper.element.hidden = count < 2 || all || !of("head", "heads", "lines", "attribution");
+      stepper.element.hidden = count < 2 || all || !of("walk", "head", "heads", "lines", "attribution");
     }
     this.layer.show(state.layer, attention?.depth ?? 0);
     this.head.show(state.head, attention?.heads ?? 0, attention?.names);
@@ -131,7 +132,7 @@ export class Controls {
     this.heads.show(state);
     this.scale.value = state.scale;
     this.scale.hidden = this.scale.previousSibling.hidden = of("next", "lens");
-    this.shades.hidden = of("lines", "norms") || (of("heads") && state.glance !== "pattern");
+    this.shades.hidden = of("walk", "model", "lines", "norms") || (of("heads") && state.glance !== "pattern");
     this.attention.hidden = [...this.attention.children].every((control) => control.hidden);
     this.legendOf(page.colours);
     const { theme } = page.colours;

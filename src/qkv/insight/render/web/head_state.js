@@ -1,3 +1,4 @@
+// @ts-check
 // The part of the state that is about heads: what is left out, the mean, a second head, the order of the tiles.
 
 export const HEAD_STATE = {

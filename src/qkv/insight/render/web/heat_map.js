@@ -1,3 +1,4 @@
+// @ts-check
 // The heat map of one matrix: only the visible part is drawn, at its size on the screen.
 
 import { element, oncePerFrame } from "qkv/elements.js";
@@ -7,6 +8,9 @@ import { onResize } from "qkv/on_resize.js";
 import { label, visible } from "qkv/token_text.js";
 import { Viewport } from "qkv/viewport.js";
 import { zoomButtons } from "qkv/zoom_buttons.js";
+/** @import { Colours } from "qkv/colour.js" */
+/** @import { Matrix } from "qkv/matrix.js" */
+/** @import { Names } from "qkv/token_text.js" */
 
 const LARGEST = 78; // pixels of a cell, at most
 const LABEL = 15; // pixels a label needs at least
@@ -17,8 +21,23 @@ const CORNER = [80, 30]; // pixels of the buttons between the labels
 const LEAST = 0.005; // smaller weights have no number
 
 export class HeatMap {
+  /** @type {Names} */
+  rows;
+  /** @type {Names} */
+  columns;
+  /** @type {Matrix} */
+  matrix;
+  /** @type {CanvasRenderingContext2D} */
+  pen;
+  /** @type {boolean} */
+  causal;
+  /** @type {Colours} */
+  colours;
+  /** @type {any} */
+  left;
+
   /** Calls `onhover({row, column})`, with null when the pointer leaves, and `onpick(row)`. */
-  constructor({ name, onhover = () => {}, onpick = () => {}, room = () => this.element.clientWidth }) {
+  constructor({ name, onhover = (cell) => {}, onpick = (row) => {}, room = () => this.element.clientWidth }) {
     this.onhover = onhover;
     this.sums = new HeatSums();
     this.room = room; // the available width

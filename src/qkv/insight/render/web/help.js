@@ -1,3 +1,4 @@
+// @ts-check
 // The help dialog: the keys, and how to read the views.
 
 import { element } from "qkv/elements.js";
@@ -5,6 +6,7 @@ import { element } from "qkv/elements.js";
 const KEYS = [
   ["← →", "previous or next head; in views without heads, token"],
   ["↑ ↓", "previous or next layer"],
+  ["Walk: arrows", "← → previous or next step, ↑ ↓ token; with Shift: number and row"],
   ["n p", "next or previous token; Esc clears the choice"],
   ["w", "tokens or whole words"],
   ["a", "next kind of attention"],
@@ -42,6 +44,8 @@ export class Help {
         {},
         "Rows of a heat map are queries, columns are keys: the attention weights of a row sum to 100%. ",
         "For whole words, attention to a word is summed over its tokens; attention from a word is averaged. ",
+        "“What is this?” above a view explains it and shows its formula. ",
+        "The mark ␣ is a space that belongs to a token, and ·3 is the token at position 3, counted from 0. ",
         "The address of the page holds its state: copy it to share the view.",
       ),
       element("button", { type: "button", onclick: () => this.element.close() }, "Close"),

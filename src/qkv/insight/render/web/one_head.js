@@ -1,5 +1,7 @@
+// @ts-check
 // One head: its heat map, and beside it the keys that the chosen query attends to.
 
+import { keyBars } from "qkv/bar_list.js";
 import { element, percent } from "qkv/elements.js";
 import { patternOf, sentenceOf } from "qkv/head_patterns.js";
 import { HeatMap } from "qkv/heat_map.js";
@@ -8,29 +10,14 @@ import { SecondHead } from "qkv/second_head.js";
 import { shownMatrix } from "qkv/shown_matrix.js";
 import { TokenStrip } from "qkv/token_strip.js";
 import { quoted, tokenText } from "qkv/token_text.js";
+/** @import { Attention } from "qkv/store.js" */
+/** @import { Names } from "qkv/token_text.js" */
 
 const LISTED = 8;
 const WIDE = matchMedia("(min-width: 881px)"); // as in view.css: the list is beside the map
 const BESIDE = 340; // pixels that the list takes
 const APART = 32; // pixels between two maps
 const FOLLOWED = 600; // tokens up to which the shades of the text follow the pointer
-
-/** Tokens with bars. `rows` are triples of a text, a weight, and whether it is the actual token. */
-export function bars(rows) {
-  const items = rows.map(([text, weight, actual]) => {
-    const bar = element("span", { class: "bar", "aria-hidden": "true" });
-    bar.style.setProperty("--part", weight);
-    const attributes = actual ? { class: "real", "aria-current": "true" } : {};
-    return element(
-      "li",
-      attributes,
-      tokenText(text, { class: "word", title: text }),
-      element("span", { class: "number" }, percent(weight)),
-      bar,
-    );
-  });
-  return element("ol", { class: "bars" }, ...items);
-}
 
 /** Why the weights of a layer are missing, and the command that writes a page with them. */
 export function missing(attention, layer) {
@@ -43,6 +30,13 @@ export function missing(attention, layer) {
 }
 
 export class OneHead {
+  /** @type {Names} */
+  rows;
+  /** @type {Attention} */
+  attention;
+  /** @type {Names} */
+  columns;
+
   constructor(page) {
     this.page = page;
     this.title = "Heat map";
@@ -201,7 +195,7 @@ export class OneHead {
     const { exact } = this.matrix;
     const strongest = exact ? this.matrix.strongest(row, LISTED) : [];
     this.list.replaceChildren(
-      bars(strongest.map(([column, weight]) => [this.columns.texts[column], weight, false])),
+      keyBars(this.columns, strongest, LISTED),
       ...(exact ? [] : [element("p", { class: "note" }, "The overview has no weights of single tokens.")]),
     );
     if (this.hovered && pinned === null && this.columns.count > FOLLOWED) return;

@@ -1,3 +1,4 @@
+// @ts-check
 // The page around the views: its state, the controls, the keys and the status line.
 
 import { AllHeads } from "qkv/all_heads.js";
@@ -5,12 +6,14 @@ import { Attribution } from "qkv/attribution.js";
 import { Colours } from "qkv/colour.js";
 import { Controls } from "qkv/controls.js";
 import { element } from "qkv/elements.js";
+import { Explanation } from "qkv/explanations.js";
 import { HEAD_STATE } from "qkv/head_state.js";
 import { Help } from "qkv/help.js";
 import { standalone } from "qkv/host.js";
 import { Lens } from "qkv/lens.js";
 import { Lines } from "qkv/lines.js";
 import { Matrix } from "qkv/matrix.js";
+import { WholeModel } from "qkv/model_walk.js";
 import { NamedHeads } from "qkv/named_heads.js";
 import { NextTokens } from "qkv/next_tokens.js";
 import { Norms } from "qkv/norms.js";
@@ -19,9 +22,12 @@ import { meanName } from "qkv/shown_matrix.js";
 import { VIEWS, fromHash, toHash, within } from "qkv/state.js";
 import { Store, otherStore } from "qkv/store.js";
 import { Names, tokenText } from "qkv/token_text.js";
+import { Walk } from "qkv/walk.js";
 
 const LONG = 256; // tokens; in a longer text the weights are small
 const CLASSES = {
+  walk: Walk,
+  model: WholeModel,
   head: OneHead,
   heads: AllHeads,
   lines: Lines,
@@ -56,6 +62,9 @@ export class Page {
       words: false,
       token: null,
       kept: [],
+      step: 1, // of the walk
+      place: null, // in the whole model
+      edits: "",
       scale: longest > LONG ? "log" : "root",
       glance: "pattern",
       theme: null,
@@ -71,10 +80,12 @@ export class Page {
     this.controls = new Controls(this, titles);
     this.status = element("p", { class: "status", role: "status", "aria-live": "polite" });
     this.main = element(this.host.tag, { id: "view", tabindex: -1 });
+    this.explanation = new Explanation();
     this.help = new Help(titles.map(([, title]) => title));
     this.root.replaceChildren(
       ...(this.host.heading ? [this.heading()] : []),
       this.controls.element,
+      this.explanation.element,
       this.status,
       this.main,
       this.help.element,
@@ -102,9 +113,9 @@ export class Page {
 
   /** The text; for a translation the source, an arrow and the target, each in its own direction. */
   heading() {
-    const { model, heading } = this.store.data;
+    const { model, heading, between } = this.store.data;
     const texts = heading.map((text) => tokenText(text.slice(0, 400)));
-    const joined = texts.flatMap((text, number) => (number ? [" → ", text] : [text]));
+    const joined = texts.flatMap((text, number) => (number ? [between, text] : [text]));
     return element("header", { class: "top" }, element("h1", {}, model), element("p", { class: "text" }, ...joined));
   }
 
@@ -160,6 +171,7 @@ export class Page {
     if (this.colours?.theme !== theme || this.colours.scale !== scale) this.colours = new Colours(theme, scale);
     this.controls.show(state);
     const view = this.view(state.view);
+    this.explanation.show(view.explained ?? state.view);
     if (this.main.firstChild !== view.element) {
       this.main.replaceChildren(view.element);
       this.setStatus(state.kind === null ? "" : this.site()); // a view may replace it
@@ -209,7 +221,7 @@ export class Page {
 
   step(by) {
     const { rows } = this.state.kind === null ? { rows: this.store.data.text } : this.store.attention(this.state.kind);
-    const side = ["head", "heads", "lines"].includes(this.state.view) ? rows : this.store.data.text;
+    const side = ["walk", "head", "heads", "lines"].includes(this.state.view) ? rows : this.store.data.text;
     const last = this.store.data.sides[side].tokens.length - 1;
     const from = this.state.token ?? (by > 0 ? -1 : last + 1);
     this.set({ token: Math.min(last, Math.max(0, from + by)) });
@@ -224,7 +236,7 @@ export class Page {
       return;
     }
     const { layer, head, view: name } = this.state;
-    const withoutHeads = ["next", "lens", "norms"].includes(name);
+    const withoutHeads = ["model", "next", "lens", "norms"].includes(name);
     const actions = {
       ArrowLeft: () => (withoutHeads ? this.step(-1) : this.set({ head: head - 1 })),
       ArrowRight: () => (withoutHeads ? this.step(1) : this.set({ head: head + 1 })),

@@ -1,3 +1,4 @@
+// @ts-check
 // A second head beside the first, or the difference of both.
 
 import { choice, element, percent } from "qkv/elements.js";

@@ -17,6 +17,7 @@ from qkv import artifact
 from qkv.data.embedded.everyday_english import english_texts
 from qkv.data.embedded.word_senses import agent_sentences
 from qkv.data.sources.examples import Example
+from qkv.insight.inspect.attention_edits import Edit, apply_edits
 from qkv.insight.inspect.capture import capture_attention
 from qkv.insight.inspect.model_input import Reading, make_side
 from qkv.insight.probing.activations import ProbeData, activations
@@ -225,6 +226,27 @@ def nearest_mean(
         right.append(0.5 if abs(nearer) < 1e-9 else float(nearer > 0))
 
     return right
+
+
+def accuracy_with(
+    subject: PackagedModel,
+    changes: Sequence[Sequence[Edit]],
+    sentences: Sequence[TokenizedSentence],
+    places: Sequence[int],
+    words: Sequence[str],
+    labels: Bool[Tensor, "N"],
+) -> dict[int, list[float]]:
+    """Right answers by word after each layer, on average over several ways to change the model."""
+    right: dict[str, list[list[float]]] = {}
+    for edits in changes:
+        with apply_edits(subject.model, edits):
+            vectors = word_vectors(subject, sentences, places)
+
+        for layer, by_sentence in vectors.items():
+            answers = nearest_mean(by_sentence, labels, numbered(words))
+            right.setdefault(layer, []).append(means_by(answers, words))
+
+    return {x: torch.tensor(answers).mean(0).tolist() for x, answers in enumerate(right.values())}
 
 
 def told_apart(vectors: Float[Tensor, "N E"], meanings: Sequence[tuple[str, str]]) -> list[float]:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 
 from qkv.data.embedded.word_senses import part_of_speech_sentences
-from qkv.insight.inspect.attention_edits import Edit, apply_edits
+from qkv.insight.inspect.attention_edits import Edit
 from qkv.lab.experiment import Cell, Check, Experiment, Measured, Panel, Size
 from qkv.lab.experiments.inside import marked_words as marked
 from qkv.lab.experiments.inside.marked_words import AGENT, BEFORE, MEAN
@@ -34,26 +33,17 @@ def measure(cell: Cell) -> Measured:
     others = [other for other in range(weights.shape[2]) if other != head]
     off = {ALL: [], WITHOUT: [head], OTHERS: others}[cell.arm]
 
-    # Right answers by layer, averaged over the heads that are switched off one at a time
-    right: dict[str, list[list[float]]] = {}
-    for edits in [[Edit(layer, number)] for number in off] or [[]]:
-        with apply_edits(subject.model, edits):
-            vectors = marked.word_vectors(subject, tokens, places)
-        for name, by_sentence in vectors.items():
-            answers = marked.nearest_mean(by_sentence, nouns, marked.numbered(words))
-            right.setdefault(name, []).append(marked.means_by(answers, words))
+    edits = [[Edit(layer, number)] for number in off] or [[]]
+    accuracy = marked.accuracy_with(subject, edits, tokens, places, words, nouns)
+    measured: Measured = {"accuracy": accuracy, AT_ITS_LAYER: accuracy[layer + 1]}
+    if not off:
+        return {**measured, WHO: marked.weights_on_agents(subject, cell.size.words)}
 
-    accuracy = {x: torch.tensor(right[name]).mean(0).tolist() for x, name in enumerate(right)}
-    result: dict[str, Any] = {"accuracy": accuracy, AT_ITS_LAYER: accuracy[layer + 1]}
-    if off:
-        result["weight"] = marked.means_by(weights[:, layer, off].mean(-1).tolist(), words)
-    else:
-        result[WHO] = marked.weights_on_agents(subject, cell.size.words)
-
-    return result
+    weight = marked.means_by(weights[:, layer, off].mean(-1).tolist(), words)
+    return {**measured, "weight": weight}
 
 
-def on_agent(less: str) -> Callable[..., Any]:
+def on_agent(less: str) -> Callable[..., float]:
     """More weight on who runs than `less`."""
     return lambda value: value(ALL, WHO, AGENT) - value(ALL, WHO, less)
 
@@ -65,8 +55,7 @@ EXPERIMENT = Experiment(
     setup=(
         "60 sentences with ten words such as 'run', each three times as a noun and as a verb.",
         "A pre-trained model reads them; nothing is trained. Heads are chosen on other text.",
-        "Noun or verb: is the word's vector nearer to the mean of the nouns or of the verbs?",
-        "The means are those of the nine other words, so that no word explains itself.",
+        "Noun or verb: is its vector nearer to the mean of nouns or of verbs of the other words?",
         "The first head for the word before is switched off; then each other one of its layer.",
         "30 sentences such as 'I went for a run': a head chosen on nine words looks for who runs.",
     ),

@@ -7,12 +7,11 @@ from collections.abc import Callable
 from functools import partial
 
 import numpy as np
-from matplotlib.axes import Axes
 
 from qkv.lab.experiment import Cell, Check, Experiment, Measured, Panel, Size
 from qkv.lab.experiments.learning_curve import tenths
+from qkv.lab.experiments.power_law import draw_power_law, fitted_exponent
 from qkv.lab.fit import fit_text, validation_accuracy
-from qkv.lab.lab_results import Results
 from qkv.models import GPTConfig
 from qkv.training.setup.cost import cost
 
@@ -39,10 +38,9 @@ def measure(cell: Cell) -> Measured:
 
 
 def exponent(value: Callable[..., float]) -> float:
-    """The exponent of a power law, fitted to one seed: minus the slope of log loss."""
-    sizes = np.log([value(arm, "parameters") for arm in FACTORS])
-    losses = np.log([value(arm, "loss") for arm in FACTORS])
-    return -float(np.polyfit(sizes, losses, 1)[0])
+    """By which power of the parameters the loss of one seed falls."""
+    sizes = [value(arm, "parameters") for arm in FACTORS]
+    return -fitted_exponent(sizes, [value(arm, "loss") for arm in FACTORS])
 
 
 def smallest_gain(value: Callable[..., float], measure: str, sign: int) -> float:
@@ -52,18 +50,6 @@ def smallest_gain(value: Callable[..., float], measure: str, sign: int) -> float
 
 FALL = partial(smallest_gain, measure="loss", sign=-1)
 RISE = partial(smallest_gain, measure="right", sign=1)
-
-
-def draw_law(axes: Axes, results: Results) -> None:
-    """Each seed's sizes as dots, and the power law fitted to the means."""
-    sizes = np.array([results.values(arm, "parameters")[0] for arm in FACTORS])
-    means = [results.interval(arm, "loss").mean for arm in FACTORS]
-    for size, arm in zip(sizes, FACTORS, strict=True):
-        losses = results.values(arm, "loss")
-        axes.plot([size] * len(losses), losses, "o", alpha=0.5, color="#888888")
-
-    slope, level = np.polyfit(np.log(sizes), np.log(means), 1)
-    axes.plot(sizes, np.exp(level) * sizes**slope, label=f"loss ~ parameters^{slope:.3f}")
 
 
 EXPERIMENT = Experiment(
@@ -84,7 +70,7 @@ EXPERIMENT = Experiment(
         Check("Every doubling makes more predictions right", RISE, relevant=0.005),
     ),
     panels=(
-        Panel("loss", "parameters", "held-out loss", "Equal tokens", log="xy", draw=draw_law),
+        Panel("loss", "parameters", "held-out loss", "Equal tokens", log="xy", draw=draw_power_law),
         Panel("right", "", "next characters that are right", "Accuracy", kind="dots"),
         Panel("by FLOPs", "training FLOPs", "training loss", "Equal compute", log="xy"),
     ),

@@ -109,6 +109,11 @@ def rule_of_three(mine: ModuleType, draw: InputDraw) -> None:
     ids = draw_ids(draw, T)
     chosen = draw.integers(4, 2, T) > 0
     uniform = draw_uniform(draw, 2, T)
+    # Every rule has a chosen token, so that no two mistakes look alike.
+    chosen[0, 1:6] = True
+    uniform[0, 1:6] = torch.tensor([0.3, 0.82, 0.88, 0.92, 0.98])
+    chosen[1, 1] = False
+    uniform[1, 1] = 0.5
     others = draw.integers(300, 2, T, low=200)
     before = ids.clone()
     mask_id = MASK + 20 * draw.size
@@ -146,6 +151,15 @@ def rule_of_three(mine: ModuleType, draw: InputDraw) -> None:
             ),
             "corrupt: the random tokens are those from 0.9 to 1; they are from 0.8 to 0.9": (
                 show(chosen, uniform < 0.8, uniform >= 0.9)
+            ),
+            "corrupt: the random tokens end at 0.95, which makes them 15%; they end at 0.9": (
+                show(chosen, uniform < 0.8, (uniform >= 0.8) & (uniform < 0.95))
+            ),
+            "corrupt: the random tokens end at 0.85, which makes them 5%; they end at 0.9": (
+                show(chosen, uniform < 0.8, (uniform >= 0.8) & (uniform < 0.85))
+            ),
+            "corrupt: 90% are shown as [mask] and none stay unchanged; [mask] ends at 0.8": (
+                show(chosen, uniform < 0.9, uniform >= 0.9)
             ),
         },
         shape="(B, T)",

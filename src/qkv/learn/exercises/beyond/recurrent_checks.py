@@ -12,10 +12,18 @@ from qkv.learn.exercises.beyond.decoder_references import (
     library_bahdanau,
     library_loss,
     recurrent_states,
-    student_score,
+    right_scores_first,
 )
 from qkv.learn.exercises.beyond.twin_models import draw_lengths, expect_integers
-from qkv.learn.expectations import Failed, InputDraw, check, expect_equal, expect_gradients, table
+from qkv.learn.expectations import (
+    Failed,
+    InputDraw,
+    check,
+    expect_dtype,
+    expect_equal,
+    expect_gradients,
+    table,
+)
 from qkv.learn.result_kinds import expect_results
 
 
@@ -64,8 +72,10 @@ def all_states(mine: ModuleType, draw: InputDraw) -> None:
     w_x, w_h, bias = draw_cell(draw)
     source = draw.normal(2, draw.size + 2, w_x.shape[1])
     right = recurrent_states(source, w_x, w_h, bias)
+    found = mine.encode(source, w_x, w_h, bias)
+    expect_dtype(found, source.dtype, "encode")
     expect_equal(
-        mine.encode(source, w_x, w_h, bias),
+        found,
         right,
         "encode",
         {
@@ -172,6 +182,7 @@ def call_bahdanau(mine: ModuleType, values: dict[str, Tensor], lengths: Tensor) 
 
 
 @check("bahdanau", "The weights: a softmax of the additive scores over the tokens of the source")
+@right_scores_first
 def additive_weights(mine: ModuleType, draw: InputDraw) -> None:
     values = draw_attention(draw)
     lengths = draw_lengths(draw, draw.size + 2)
@@ -192,9 +203,6 @@ def additive_weights(mine: ModuleType, draw: InputDraw) -> None:
                 scores.masked_fill(~is_token, -torch.inf).softmax(0)
             ),
             "bahdanau: these are the scores; the softmax is missing": scores,
-            "bahdanau: additive of ex02_scores.py is not right yet; go back to exercise 2": (
-                lambda: student_score(values, lengths)
-            ),
             "bahdanau: the score is a dot product; here it is additive": (
                 (values["states"] @ values["state"].unsqueeze(2))
                 .squeeze(2)
@@ -210,6 +218,7 @@ def additive_weights(mine: ModuleType, draw: InputDraw) -> None:
 
 
 @check("bahdanau", "The context: the states of the encoder, summed with the weights")
+@right_scores_first
 def context_vector(mine: ModuleType, draw: InputDraw) -> None:
     values = draw_attention(draw)
     lengths = draw_lengths(draw, draw.size + 2)
@@ -237,6 +246,7 @@ def context_vector(mine: ModuleType, draw: InputDraw) -> None:
 
 
 @check("bahdanau", "It has a gradient for state, states and the weights of the score")
+@right_scores_first
 def bahdanau_gradients(mine: ModuleType, draw: InputDraw) -> None:
     values = draw_attention(draw)
     lengths = draw_lengths(draw, draw.size + 2)

@@ -189,6 +189,9 @@ def mistrained(text: str, merges: int) -> dict[str, list[Pair]]:
     mistakes["train: the ids are those of characters; begin with the bytes of UTF-8"] = learn(
         characters, merges
     )
+    mistakes["train: the text is stripped; white space at its ends belongs to it, too"] = learn(
+        list(text.strip().encode()), merges
+    )
     mistakes["train: one merge too many"] = learn(ids, merges + 1)
     mistakes["train: one merge is missing"] = learn(ids, merges - 1)
     return mistakes
@@ -197,7 +200,18 @@ def mistrained(text: str, merges: int) -> dict[str, list[Pair]]:
 @check("train", "Each time the pair that occurs most often; of equals the first in the text")
 def trained(mine: ModuleType, draw: InputDraw) -> None:
     # Small texts in which single rules show, then a drawn one
-    texts = ["", "ab", "abab", "babaxaxa", "xyxyzz zz", "aaabdaaabac", "éèéè", draw_text(draw)]
+    texts = [
+        "",
+        "ab",
+        "abab",
+        " a a",
+        "a\na\n",
+        "babaxaxa",
+        "xyxyzz zz",
+        "aaabdaaabac",
+        "éèéè",
+        draw_text(draw),
+    ]
     for text in texts:
         for merges in (1, 2, 3, 3 * draw.size):
             ids = list(text.encode())
@@ -228,6 +242,7 @@ def applied(mine: ModuleType, draw: InputDraw) -> None:
         # The longest token, abc, cannot be reached: b goes to bc first.
         ("abcabc", [(98, 99), (97, 98), (257, 99)]),
         ("xyxyab", [(97, 98)]),
+        (" ab\n", [(97, 98)]),
         ("éé", [(0xC3, 0xA9), (256, 256)]),
         (draw_text(draw), drawn),
     ]
@@ -250,6 +265,9 @@ def applied(mine: ModuleType, draw: InputDraw) -> None:
                 ),
                 "encode: the longest token is taken at each place; apply the merges in their "
                 "order": longest_first(text, merges),
+                "encode: the text is stripped; white space at its ends belongs to it, too": (
+                    encoded(text.strip(), merges)
+                ),
                 "encode: merges are learned from this text; apply the given merges": (
                     encoded(text, learn(data, len(merges)))
                 ),

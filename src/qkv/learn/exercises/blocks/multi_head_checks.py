@@ -88,10 +88,13 @@ def altered(layer: Any, x: Tensor, mask: Tensor | None, mistake: str) -> Tensor:
     group = heads // kv_heads
     in_groups = [number // group for number in range(heads)]
     in_turn = [number % kv_heads for number in range(heads)]
-    key = key[:, in_turn if mistake == "in turn" else in_groups]
+    key = key[:, in_turn if mistake in ("in turn", "keys in turn") else in_groups]
     value = value[:, in_turn if mistake in ("in turn", "values in turn") else in_groups]
     if mistake == "swapped":
         query, key = key, query
+
+    if mistake == "always causal":
+        mask = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).tril()
 
     divisors = {"sqrt(E)": x.shape[-1], "no scale": 1}
     scores = query @ key.transpose(-2, -1) / divisors.get(mistake, query.shape[-1]) ** 0.5
@@ -192,6 +195,8 @@ def multi_head(mine: ModuleType, draw: InputDraw) -> None:
         "MultiHeadAttention: the softmax runs over queries; weights of a query sum to 1 over "
         "keys": "over queries",
         "MultiHeadAttention: the heads are joined with positions mixed; use merge_heads": "merged",
+        "MultiHeadAttention: position 0 does not see position 1, although no mask is given; only "
+        "a given mask forbids positions": "always causal",
     }
     with expect_untouched("MultiHeadAttention", x=x):
         found = layer(x)
@@ -259,6 +264,8 @@ def grouped(mine: ModuleType, draw: InputDraw) -> None:
                 "neighbouring query heads share one, 0 0 1 1": altered(layer, x, None, "in turn"),
                 f"H = {heads}, K = {kv_heads}: the keys are right, but query heads get the values "
                 "of the wrong head": altered(layer, x, None, "values in turn"),
+                f"H = {heads}, K = {kv_heads}: the values are right, but query heads get the keys "
+                "of the wrong head": altered(layer, x, None, "keys in turn"),
             },
             shape="(B, T, E)",
             inputs={"x": x},

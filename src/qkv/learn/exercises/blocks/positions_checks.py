@@ -133,6 +133,8 @@ def rotary(mine: ModuleType, draw: InputDraw) -> None:
                 turned(x, torch.arange(length))
             ),
             "rotate: positions are counted from 1": turned(x, positions + 1),
+            "rotate: positions are counted from the first row; a row at position 3 is turned by 3 "
+            "times the frequency": turned(x, positions - positions[0]),
             "rotate: the exponent is i / D; it should be 2i / D": turned(x, positions, 100.0),
             "rotate: the position is multiplied by base^(2i / D); divide it": (
                 turned(x, positions, 1e-4)

@@ -42,9 +42,12 @@ def adamw_mistakes(
         "late correction": "adamw_update: the bias correction counts one step too many; "
         "step is 1 at the first update",
         "epsilon inside": "adamw_update: epsilon is added after the square root, not before it",
-        "no epsilon": "adamw_update: epsilon is missing",
+        "no epsilon": "adamw_update: epsilon is missing, or is not the one that is given",
         "no root": "adamw_update: the square root of s' is missing",
         "betas": "adamw_update: beta1 and beta2 are exchanged: beta1 is for the mean",
+        "fixed betas": "adamw_update: beta1 and beta2 are ignored; use those that are given",
+        "fixed beta1": "adamw_update: beta1 is ignored; it is not always 0.9",
+        "fixed beta2": "adamw_update: beta2 is ignored; it is not always 0.95",
         "square of mean": "adamw_update: s is the mean of g^2, not the square of the mean",
         "uphill": "adamw_update: the step goes uphill: the change is subtracted",
         "plain": "adamw_update: this is plain gradient descent, w - rate g",
@@ -64,6 +67,10 @@ def wrong_adamw(
     beta1, beta2 = options["beta1"], options["beta2"]
     if mistake == "betas":
         beta1, beta2 = beta2, beta1
+    if mistake in ("fixed betas", "fixed beta1"):
+        beta1 = 0.9
+    if mistake in ("fixed betas", "fixed beta2"):
+        beta2 = 0.95
 
     w = start.clone()
     m = torch.zeros_like(w)

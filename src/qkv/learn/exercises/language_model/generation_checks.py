@@ -16,7 +16,11 @@ from qkv.learn.exercises.language_model.cache_mistakes import (
     uncached_logits,
     wrong_rows,
 )
-from qkv.learn.exercises.language_model.generation_mistakes import draw_generation, kept_until
+from qkv.learn.exercises.language_model.generation_mistakes import (
+    draw_generation,
+    kept_until,
+    wrong_distributions,
+)
 from qkv.learn.exercises.language_model.matching_gpt import draw_gpt, peaked_gpt
 from qkv.learn.expectations import (
     Failed,
@@ -28,12 +32,7 @@ from qkv.learn.expectations import (
     is_close,
     table,
 )
-from qkv.learn.result_kinds import (
-    as_number,
-    expect_ids,
-    expect_number,
-    expect_results,
-)
+from qkv.learn.result_kinds import as_number, expect_ids, expect_number, expect_results
 
 
 @check("temperature", "Above 1 flatter, below 1 sharper")
@@ -202,26 +201,32 @@ def chosen_token(mine: ModuleType, draw: InputDraw) -> None:
         filters: dict[str, Any] = {"top_k": k, "top_p": p}
         row = logits.unsqueeze(0)
         right = distribution(row, temperature=t, **filters) if t else row.argmax(-1)
-        late = torch.nn.functional.softmax(distribution(row, **filters).log() / (t or 1), -1)
-        for step in range(1, 20):
-            number = torch.tensor([step / 20 + 0.003])
-            expected = int(library_draw(right, number)[0]) if t else int(right[0])
-            without = int(library_draw(distribution(row, temperature=t or 1), number)[0])
-            mistakes = {
-                "next_token: the temperature comes first: it changes how many tokens sum to p": (
-                    int(library_draw(late, number)[0])
-                ),
-                "next_token: top_k and top_p are left out": without,
-            }
-            if t == 0:
-                mistakes = {"next_token: t = 0 takes the likeliest token": without}
+        numbers = torch.arange(1, 20) / 20 + 0.003
+        expected = drawn_tokens(right, numbers) if t else right.tolist() * len(numbers)
+        found = []
+        for number in numbers.tolist():
+            token = mine.next_token(logits.clone(), number, t, k, p)
+            found.append(as_number(token, "next_token"))
 
+        # A mistake is named if it explains all draws: one token alone may fit several.
+        named = []
+        for text, wrong in wrong_distributions(logits, t, k, p).items():
+            if found == drawn_tokens(wrong, numbers):
+                named.append(text)
+
+        for number, chosen, right_token in zip(numbers.tolist(), found, expected, strict=True):
             expect_number(
-                mine.next_token(logits.clone(), float(number), t, k, p),
-                expected,
-                f"next_token with t = {t}, k = {k}, p = {p} and the number {float(number):.3f}",
-                mistakes,
+                chosen,
+                right_token,
+                f"next_token with t = {t}, k = {k}, p = {p} and the number {number:.3f}",
+                dict.fromkeys(named, chosen),
             )
+
+
+def drawn_tokens(probabilities: Tensor, numbers: Tensor) -> list[int]:
+    """The token that each number draws, by the library."""
+    tokens: list[int] = library_draw(probabilities.expand(len(numbers), -1), numbers).tolist()
+    return tokens
 
 
 @check("generate", "Each new token is read before the next is chosen")

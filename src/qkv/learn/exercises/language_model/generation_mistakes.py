@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from qkv.generation.sampling import distribution
 from qkv.learn.exercises.language_model.matching_gpt import HistoryModel
 from qkv.learn.expectations import InputDraw
 
@@ -25,6 +26,29 @@ def kept_until(
     dropped = total - probabilities >= p if crossing else total > p
     kept = values.masked_fill(dropped, -torch.inf)
     return torch.empty_like(logits).scatter(-1, back, kept).softmax(-1)
+
+
+def wrong_distributions(
+    logits: Tensor, t: float, k: int | None, p: float | None
+) -> dict[str, Tensor]:
+    """What next_token would draw from, (1, V), after known mistakes with the filters."""
+    row = logits.unsqueeze(0)
+    plain = distribution(row, temperature=t or 1)
+    if t == 0:
+        return {"next_token: t = 0 takes the likeliest token": plain}
+
+    late = distribution(row, top_k=k, top_p=p).log() / t
+    nucleus = distribution(row, temperature=t, top_p=p)
+    return {
+        "next_token: the temperature comes first: it changes how many tokens sum to p": (
+            late.softmax(-1)
+        ),
+        "next_token: top_p comes before top_k; top_k is first, and p is a share of what it "
+        "leaves": distribution(nucleus.log(), top_k=k),
+        "next_token: top_k is left out": nucleus,
+        "next_token: top_p is left out": distribution(row, temperature=t, top_k=k),
+        "next_token: top_k and top_p are left out": plain,
+    }
 
 
 def draw_generation(

@@ -246,6 +246,12 @@ def shifted_loss(mine: ModuleType, draw: InputDraw) -> None:
         {
             "next_token_loss: the shift is missing: position t predicts the token at t, "
             "which it has read already": loss(slice(None), slice(None)),
+            "next_token_loss: logits and ids are both shifted, so position t still predicts the "
+            "token at t; leave out the last position of the logits and the first of the ids": loss(
+                all_but_first, all_but_first
+            ),
+            "next_token_loss: the last position of both is left out, so position t still predicts "
+            "the token at t; of the ids, leave out the first": loss(all_but_last, all_but_last),
             "next_token_loss: shifted by two: position t predicts the token at t + 2": loss(
                 slice(None, -2), slice(2, None)
             ),

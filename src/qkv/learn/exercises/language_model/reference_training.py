@@ -16,7 +16,11 @@ from qkv.training.schedule import learning_rate
 
 Part = tuple[Tensor, Tensor]
 """Ids and targets, both (B, T)."""
-Mistake = Literal["kept gradients", "no clipping", "highest rate", "next rate", "no update"]
+LIMITS = (0.1, 0.4, 0.2)
+"""Of the norm at each step: AdamW would not notice a wrong limit that is always the same."""
+Mistake = Literal[
+    "kept gradients", "no clipping", "fixed limit", "highest rate", "next rate", "no update"
+]
 
 
 def mean_loss(model: nn.Module, parts: list[Part]) -> Tensor:
@@ -34,7 +38,6 @@ def train_steps(
     *,
     highest: float = 0.05,
     warmup: int = 3,
-    limit: float = 0.1,
 ) -> nn.Module:
     """A copy of the model after one step for each batch, of so many steps in all."""
     model = copy.deepcopy(start)
@@ -51,7 +54,7 @@ def train_steps(
         mean_loss(model, parts).backward()
         gradients = [parameter.grad for parameter in model.parameters()]
         if mistake != "no clipping":
-            rescale(model, limit)
+            rescale(model, 1.0 if mistake == "fixed limit" else LIMITS[step])
 
         number = step + 1 if mistake == "next rate" else step
         rate = learning_rate(config, number, steps, highest)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from qkv.learn.exercises.language_model.adamw_mistakes import adamw_mistakes, torch_steps
 from qkv.learn.exercises.language_model.reference_training import (
+    LIMITS,
     Mistake,
     Part,
     flat_parameters,
@@ -20,11 +21,7 @@ from qkv.learn.exercises.language_model.reference_training import (
     train_steps,
 )
 from qkv.learn.expectations import Failed, InputDraw, check, expect_equal, table
-from qkv.learn.result_kinds import (
-    as_number,
-    expect_number,
-    expect_results,
-)
+from qkv.learn.result_kinds import as_number, expect_number, expect_results
 from qkv.training.optimizer import gradient_norm
 from qkv.training.run_config import OptimizerConfig
 from qkv.training.schedule import learning_rate
@@ -34,8 +31,9 @@ IGNORE = -100
 
 @check("learning_rate", "Warm-up, then half a cosine")
 def warmup_and_cosine(mine: ModuleType, draw: InputDraw) -> None:
-    warmup = draw.size
-    steps = 3 * draw.size + 1
+    # With a warm-up of one step, several mistakes give the same rates.
+    warmup = draw.size + 1
+    steps = 3 * draw.size + 2
     highest, final = 0.02, 0.2
 
     def rates(function: Callable[[int], Any]) -> Tensor:
@@ -72,12 +70,19 @@ def warmup_and_cosine(mine: ModuleType, draw: InputDraw) -> None:
             "highest / warmup": late,
             "learning_rate: the cosine is one step late: the last step should have "
             "final * highest": cosine(lambda step: (step - warmup) / (steps - warmup)),
+            "learning_rate: progress ends below 1: its divisor is one too large; the last step "
+            "should have final * highest": (
+                cosine(lambda step: (step - warmup + 1) / (steps - warmup + 1))
+            ),
+            "learning_rate: progress is still 0 at step warmup; step warmup - 1 has the highest "
+            "rate already": cosine(lambda step: (step - warmup) / (steps - warmup - 1)),
             "learning_rate: the cosine goes over all steps; it begins when the warm-up ends": (
                 cosine(lambda step: (step + 1) / steps)
             ),
             "learning_rate: the cosine goes over all steps, and one step late; it begins when the "
             "warm-up ends": cosine(lambda step: step / steps),
             "learning_rate: the rate falls to 0; the lowest is final * highest": cosine(right, 0),
+            "learning_rate: final is ignored; it is not always 0.1": cosine(right, 0.1 * highest),
             "learning_rate: the lowest rate is final * highest, not final": cosine(right, final),
             "learning_rate: a straight line, not half a cosine": rates(
                 lambda step: learning_rate(line, step, steps, highest)
@@ -187,6 +192,7 @@ def expect_clipped(found: list[Tensor], gradients: list[Tensor], limit: float, n
             "clip: the gradients are made larger: the norm is at most the limit, "
             "not always equal to it": together * (limit / norm),
             "clip: the gradients are not clipped": together,
+            "clip: limit is ignored; it is not always 1": together * min(1.0, 1.0 / norm),
         },
     )
 
@@ -321,6 +327,7 @@ STEP_MISTAKES: dict[Mistake, str] = {
     "kept gradients": "training_step: the gradients of the step before are still in .grad: "
     "model.zero_grad() comes first",
     "no clipping": "training_step: the gradients are not clipped; clip returns the clipped ones",
+    "fixed limit": "training_step: limit is ignored; it is not always 1",
     "highest rate": "training_step: the rate is always the highest; learning_rate has that of "
     "this step",
     "next rate": "training_step: this is the rate of the next step; the steps count from 0",
@@ -331,6 +338,10 @@ STEP_MISTAKES: dict[Mistake, str] = {
 @check("training_step", "Three steps equal torch's")
 def whole_steps(mine: ModuleType, draw: InputDraw) -> None:
     start = draw_model(draw)
+    with torch.no_grad():
+        for parameter in start.parameters():
+            parameter.mul_(3)  # the gradients have a norm above 1
+
     batches = [draw_parts(draw) for _ in range(3)]
     model = copy.deepcopy(start)
     optimizer = mine.AdamW(model)
@@ -339,7 +350,7 @@ def whole_steps(mine: ModuleType, draw: InputDraw) -> None:
             before = mean_loss(model, batches[step]).item()
 
         loss = mine.training_step(
-            model, optimizer, batches[step], step, 5, highest=0.05, warmup=3, limit=0.1
+            model, optimizer, batches[step], step, 5, highest=0.05, warmup=3, limit=LIMITS[step]
         )
         mistakes = {}
         for mistake, text in STEP_MISTAKES.items():

@@ -10,6 +10,7 @@ from qkv.serving.http.schema.openai_schema import (
     MAX_CHARACTERS,
     MAX_TEXTS,
     MAX_TOKENS,
+    ChatMessage,
     HeadsOff,
     Id,
     Ids,
@@ -25,6 +26,7 @@ from qkv.serving.http.schema.openai_schema import (
 )
 
 MAX_CANDIDATES = 200
+Kind = Literal["self", "encoder", "decoder", "cross"]
 Inputs = Annotated[
     list[Text | Annotated[list[Text], Field(fail_fast=True, min_length=1, max_length=1024)]],
     Field(fail_fast=True, min_length=1, max_length=MAX_TEXTS),
@@ -114,16 +116,18 @@ class ClassifyRequest(
         description="A text or a list of texts. Each may be a list itself: a pair, a context with "
         "its choices, or words to tag.",
     )
+    explain: bool = Field(
+        False, description="Return which tokens led to the answer: gradient x input."
+    )
 
     @property
     def texts(self) -> list[str | list[str]]:
         return as_list(self.text)
 
 
-class AttentionRequest(
-    JsonBody,
-    json_schema_extra=example(model="smollm2", text="The cat sat on the mat", layers=[0, 1]),
-):
+class ReadFields(JsonBody):
+    """A text as a model reads it: ids, one text, two texts, or a source and its target."""
+
     text: (
         Text
         | Ids
@@ -138,26 +142,11 @@ class AttentionRequest(
     target: Text | None = Field(
         None, description="The target text of a translator; null translates the source."
     )
-    kind: Literal["self", "encoder", "decoder", "cross"] | None = Field(
-        None, description="The kind of attention to show first."
-    )
-    layers: (
-        Annotated[
-            list[Annotated[int, Field(ge=0, le=10_000)]], Field(fail_fast=True, max_length=1000)
-        ]
-        | None
-    ) = Field(
-        None,
-        description="Layers whose heads are returned; null returns all. Needed for long texts.",
-    )
-    lens: bool = Field(False, description="Also return the prediction after each layer.")
-    norms: bool = Field(
-        False, description="Also return norms of the residual stream and of gradients."
-    )
+    kind: Kind | None = Field(None, description="The kind of attention to show first.")
     heads_off: HeadsOff = Field(default=[])
 
     @model_validator(mode="after")
-    def check_consistency(self) -> AttentionRequest:
+    def check_consistency(self) -> ReadFields:
         if (self.text is None) == (self.source is None):
             raise ValueError("text: expected one of text and source")
 
@@ -186,13 +175,43 @@ class AttentionRequest(
         return [item for item in self.text or [] if isinstance(item, str)]
 
 
+class AttentionRequest(
+    ReadFields,
+    json_schema_extra=example(model="smollm2", text="The cat sat on the mat", layers=[0, 1]),
+):
+    layers: (
+        Annotated[
+            list[Annotated[int, Field(ge=0, le=10_000)]], Field(fail_fast=True, max_length=1000)
+        ]
+        | None
+    ) = Field(
+        None,
+        description="Layers whose heads are returned; null returns all. Needed for long texts.",
+    )
+    lens: bool = Field(False, description="Also return the prediction after each layer.")
+    norms: bool = Field(
+        False, description="Also return norms of the residual stream and of gradients."
+    )
+    attribution: bool = Field(
+        False, description="Also return gradient x input of each prediction; for short texts."
+    )
+    top: int = Field(5, ge=1, le=100, description="Number of predicted tokens per position.")
+    model_walk: bool = Field(
+        False, description="Also return the walk of each token through the whole model."
+    )
+
+
 class TokenizeRequest(JsonBody, json_schema_extra=example(model="smollm2", text="The cat sat")):
     text: Text | None = None
     ids: Annotated[list[Id], Field(fail_fast=True, max_length=MAX_CHARACTERS)] | None = None
+    messages: (
+        Annotated[list[ChatMessage], Field(fail_fast=True, min_length=1, max_length=256)] | None
+    ) = Field(None, description="A chat, as its template writes it for the model.")
 
     @model_validator(mode="after")
     def check_consistency(self) -> TokenizeRequest:
-        if (self.text is None) == (self.ids is None):
-            raise ValueError("text: expected one of text and ids")
+        given = [field for field in (self.text, self.ids, self.messages) if field is not None]
+        if len(given) != 1:
+            raise ValueError("text: expected one of text, ids and messages")
 
         return self

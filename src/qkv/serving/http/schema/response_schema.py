@@ -159,6 +159,14 @@ class FillReply(BaseModel):
     masks: list[list[MaskCandidate]]
 
 
+class Explanation(BaseModel):
+    tokens: list[Token]
+    contributions: list[list[float]] = Field(
+        description="Gradient x input of each token: one row, or for tags one of each word."
+    )
+    shares: list[list[float]] = Field(description="Their sizes; each row sums to 1.")
+
+
 class ClassificationItem(BaseModel):
     label: str | None
     probability: float | None
@@ -166,6 +174,7 @@ class ClassificationItem(BaseModel):
     number: float | None
     choice: int | None
     tags: list[tuple[str, str, float]] | None
+    explanation: Explanation | None = Field(None, description="With explain: true.")
 
 
 class ClassifyReply(BaseModel):
@@ -182,10 +191,36 @@ class AttentionReply(BaseModel):
     )
     next: list[Any] | None
     lens: list[Any] | None
+    parts: dict[str, Any] | None = Field(
+        default=None, description="With attribution: each position's logit by layer and head."
+    )
+    model_walk: dict[str, Any] | None = None
+
+
+class NextTokenChange(BaseModel):
+    position: int
+    tokens: list[tuple[str, int, float, float]] = Field(
+        description="Text, id, probability without and with the edits, of the ten likeliest each."
+    )
+    entropy: dict[Literal["before", "after"], float] = Field(description="In bits.")
+
+
+class WalkReply(BaseModel):
+    walk: dict[str, Any] = Field(
+        description="Query, key, value, scores, weights and output of the head, with the edits; "
+        "arrays have a shape, and little-endian float32 in base64."
+    )
+    next: NextTokenChange | None = Field(description="Null for a model that predicts no tokens.")
+
+
+class TemplateToken(Token):
+    special: bool | None = Field(
+        None, description="With messages: whether it is a token of the template."
+    )
 
 
 class TokenizeReply(BaseModel):
-    tokens: list[Token]
+    tokens: list[TemplateToken]
     count: int
     text: str
 

@@ -1,0 +1,1 @@
+"""The walk of one head on a page, in the terminal and as a figure."""

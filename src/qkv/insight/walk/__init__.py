@@ -1,0 +1,1 @@
+"""One attention head number by number, as it is and under edits."""
