@@ -6,10 +6,9 @@ import re
 from importlib.resources import files
 from typing import Any
 
-from qkv.insight.render.script_bundle import module
 from support.axe import violations
 from support.browser_fixtures import Open
-from support.look_page import settled
+from support.look_page import settled, views
 from support.made_looks import made_look
 from support.playground_page import link
 
@@ -38,14 +37,6 @@ RESULTS = {
     "fill": ".masks .bar",
     "classify": ".sheet .bar",
 }
-
-
-def views() -> list[str]:
-    """The views in the order of their keys."""
-    listed = re.search(r"VIEWS = \[([^\]]+)\]", module("state.js"))
-    assert listed is not None
-
-    return re.findall(r'"(\w+)"', listed[1])
 
 
 def tabs() -> list[str]:
