@@ -77,7 +77,8 @@ export class App {
     );
     const list = element("div", { class: "tabs", role: "tablist", "aria-label": "Tasks" }, ...this.tabs);
     list.addEventListener("keydown", (event) => this.moveTab(event));
-    this.picker = new ModelPicker((model) => this.set({ model, look: "" }));
+    const chosen = (model) => ({ ...this.panels.get("look")?.forAnotherModel, model, look: "" });
+    this.picker = new ModelPicker((model) => this.set(chosen(model)));
     this.gate = element("div", { class: "gate" });
     this.panel = element("div", { id: "panel", role: "tabpanel", tabindex: -1 });
     this.inside = new InsideView(this);

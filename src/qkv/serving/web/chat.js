@@ -3,13 +3,12 @@
 
 import { element } from "qkv/elements.js";
 import { Alternatives } from "./alternatives.js";
-import { ALTERNATIVES, AnswerStream, answerRequest, endNotes, textOf } from "./answer_stream.js";
-import { Latest, fetchJson } from "./api.js";
+import { AnswerStream, answerRequest, endNotes, fetchAlternatives, textOf } from "./answer_stream.js";
+import { Latest } from "./api.js";
 import { ChatControls } from "./chat_controls.js";
 import { Conversation, linkedMessages } from "./conversation.js";
 import { note, notice } from "./notices.js";
 import { Sampling, newSeed } from "./sampling.js";
-import { headsOff } from "./settings.js";
 import { TalkView } from "./talk_view.js";
 import { TemplateView } from "./template_view.js";
 
@@ -240,7 +239,7 @@ export class Chat {
     const token = tokens[position];
     const before = tokens.slice(0, position);
     const ids = [...prompt, ...before.map(({ id }) => id)];
-    const coming = token.alternatives?.length ? Promise.resolve(token.alternatives) : this.fetchAlternatives(ids);
+    const coming = token.alternatives?.length ? Promise.resolve(token.alternatives) : fetchAlternatives(this.app, ids);
     this.alternatives.open(node, token, coming, ({ id, text, token: name, logprob }) => {
       const { alternatives = [] } = token;
       const begin = [...before, { id, text, token: name, logprob, chosen: true, alternatives }];
@@ -248,12 +247,6 @@ export class Chat {
       if (text !== "") this.run(parent, { begin });
       else this.finish(parent, { text: textOf(before), prompt, tokens: before, reason: "end" });
     });
-  }
-
-  async fetchAlternatives(prompt) {
-    const off = headsOff(this.app.requestSettings);
-    const body = { model: this.app.model.id, prompt, top: ALTERNATIVES, ...(off.length ? { heads_off: off } : {}) };
-    return (await fetchJson("/v1/next", body)).tokens;
   }
 
   /** The text for the view inside the model: the last answer with all before it. */

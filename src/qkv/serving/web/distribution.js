@@ -15,6 +15,7 @@ const SHOWN = 10;
 const KNOWN = 200; // tokens whose probabilities are requested; of the others their sum is known
 const PAUSE = 180; // milliseconds without a change before a request
 
+const NEUTRAL = { temperature: 1, top_k: 0, top_p: 1, min_p: 0 };
 const PENALTIES = "Penalties are applied in addition, while text is generated.";
 const ESTIMATED = "All others are estimated.";
 const NOTHING = "Write a prompt to see the next-token probabilities.";
@@ -34,7 +35,7 @@ export class Distribution {
 
   /** `onpick(token)` makes the bars buttons; `tools` are shown under the heading. */
   constructor(app, { onpick = null, tools = [] } = {}) {
-    Object.assign(this, { app, onpick });
+    Object.assign(this, { app, onpick, rawOnly: false }); // rawOnly: the sampling parameters do not apply
     this.latest = new Latest();
     this.after = element("p", { class: "note" });
     this.list = element("ol", { class: "bars two-bars", "aria-label": "The likeliest next tokens" });
@@ -123,9 +124,11 @@ export class Distribution {
   /** Applies the sampling parameters; asks the server if the result depends on tokens that are not known here. */
   redrawAll() {
     if (!this.raw) return;
-    const { requestSettings: settings, model } = this.app;
+    const { requestSettings, model } = this.app;
+    const settings = this.rawOnly ? { ...requestSettings, ...NEUTRAL } : requestSettings;
     const { temperature, top_k, top_p, min_p } = settings;
-    const filters = JSON.stringify([temperature, top_k, top_p, min_p, penalised(settings)]);
+    const filters = JSON.stringify([temperature, top_k, top_p, min_p, penalised(settings), this.rawOnly]);
+    this.element.classList.toggle("raw-only", this.rawOnly);
     if (this.drawnFor === filters) return;
     this.drawnFor = filters;
     clearTimeout(this.timer);

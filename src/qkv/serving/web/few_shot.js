@@ -22,7 +22,8 @@ export class FewShot {
   constructor(app, prompts) {
     Object.assign(this, { app, prompts });
     this.latest = new Latest();
-    this.start = element("button", { type: "button", onclick: () => this.compare() }, "Compare zero, one and few shots");
+    const act = { type: "button", onclick: () => this.compare() };
+    this.start = element("button", act, "Compare zero, one and few shots");
     this.columns = element("div", { class: "shots" });
     this.message = element("div");
     this.element = element(
@@ -86,12 +87,13 @@ export class FewShot {
       const number = element("span", { class: "number" }, percent(probability));
       return element("li", { "aria-label": says }, spaced(token), number, bar);
     });
+    const shown = printable(text.trim()) || "∅";
     return element(
       "div",
       { class: "shot" },
       element("h3", {}, title),
       element("pre", { class: "preview", tabindex: 0, "aria-label": `Prompt, ${title}` }, printable(prompt)),
-      element("p", { class: "shot-answer" }, element("span", { class: "name" }, "Answer "), printable(text.trim()) || "∅"),
+      element("p", { class: "shot-answer" }, element("span", { class: "name" }, "Answer "), shown),
       element("p", { class: "name" }, "Its first token"),
       element("ol", { class: "bars" }, ...items),
     );

@@ -121,7 +121,7 @@ export class InsideView {
     this.key = key;
     this.wanted = body;
     if (!body) this.empty();
-    else if (!this.requesting) this.begin(panel.running ? 0 : REST);
+    else if (!this.requesting) this.begin(panel.running || panel.hurried ? 0 : REST);
   }
 
   /** In Look the views come first, elsewhere the heads that are switched off. */
@@ -195,6 +195,7 @@ export class InsideView {
 
   clear() {
     this.page = this.response = null;
+    this.app.panelOf(this.app.settings.tab).insideCleared?.();
     this.container.replaceChildren();
   }
 

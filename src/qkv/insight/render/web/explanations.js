@@ -111,11 +111,18 @@ export const EXPLANATIONS = {
         "the share of token j is proportional to the absolute value of the gradient of the prediction with respect to the embedding x j, times x j",
         "*s*_{*j*} ∝ | ∂*y*/∂*x*_{*j*} · *x*_{*j*} |",
       ),
+      formula(
+        "the logit is the sum over all parts of the output vector of the token times what the part wrote, normalised",
+        "*y* = Σ_{parts} *w* · norm(*h*_{part})",
+      ),
     ],
     text: [
       "Attribution multiplies the embedding of each token with the gradient of the predicted token's score, and divides " +
         "by the sum over all tokens. It covers the whole model; attention weights are those of one head.",
       "The two need not agree: a head can look at a token without using it.",
+      "Below, the logit itself as a sum: the embedding, every head and every feed-forward layer add a vector to the " +
+        "residual stream, and the output layer is linear. Only the direct path counts: what a head changes for a later " +
+        "layer is counted there.",
     ],
   },
 };

@@ -17,6 +17,7 @@ const LABEL = 15; // pixels a label needs at least
 const NUMBERED = 34; // cells of this size and more have numbers
 const READABLE = 22; // pixels of a cell, at least, of a short text: a map that has no room scrolls
 const SHORT = 32; // tokens of a short text
+const CORNER = [80, 30]; // pixels of the buttons between the labels
 const LEAST = 0.005; // smaller weights have no number
 
 export class HeatMap {
@@ -101,8 +102,8 @@ export class HeatMap {
     let [left, above] = [0, 0];
     for (let size = 13; ; size = this.size) {
       // larger cells have larger labels, which leave less room for the cells
-      left = Math.min(Math.ceil((this.widths[0] * size) / 13) + 14, width * 0.3, 170);
-      above = Math.min(Math.ceil((this.widths[1] * size) / 13) + 14, 130);
+      left = Math.max(CORNER[0], Math.min(Math.ceil((this.widths[0] * size) / 13) + 14, width * 0.3, 170));
+      above = Math.max(CORNER[1], Math.min(Math.ceil((this.widths[1] * size) / 13) + 14, 130));
       const wide = Math.max(width - left - 2 - beside, readable(this.columns.count));
       const high = Math.max(room - above - below, readable(this.rows.count));
       this.viewport.resize(wide, high, LARGEST, fit);
@@ -111,7 +112,7 @@ export class HeatMap {
     }
     // labels that fit above a cell are not turned
     this.flat = (this.widths[1] * this.size) / 13 + 8 <= this.viewport.least;
-    if (this.flat) above = 2 * this.size;
+    if (this.flat) above = Math.max(CORNER[1], 2 * this.size);
     this.grid.style.fontSize = `${this.size}px`;
     this.grid.style.gridTemplateColumns = `${left}px ${this.viewport.width}px ${beside}px`;
     this.grid.style.gridTemplateRows = `${above}px ${this.viewport.height}px ${below}px`;

@@ -105,8 +105,9 @@ export class OneHead {
   /** Shows a second head beside this one, at first the next of the telling ones; or removes it. */
   pair() {
     const { layer, head, compare } = this.page.state;
-    const { telling, heads } = this.attention;
-    const other = (telling ?? []).find((number) => number !== layer * heads + head) ?? 0;
+    const { telling, heads } = this.second.store.attention(this.page.state.kind);
+    const taken = this.page.other ? -1 : layer * heads + head;
+    const other = (telling ?? []).find((number) => number !== taken) ?? 0;
     this.page.set({ compare: compare ? null : [Math.floor(other / heads), other % heads] });
   }
 
@@ -122,7 +123,7 @@ export class OneHead {
     this.compare.hidden = !this.page.other && (Boolean(attention.names) || attention.depth * attention.heads === 1);
     this.element.classList.toggle("paired", state.compare !== null);
     this.first.hidden = state.compare === null;
-    this.first.textContent = this.page.site();
+    this.first.textContent = this.page.other ? `${this.page.store.data.model}: ${this.page.site()}` : this.page.site();
   }
 
   pick(token) {

@@ -113,6 +113,12 @@ export class Store {
   }
 }
 
+/** The store of a second model whose data is part of the first model's, or null. */
+export function otherStore(source) {
+  const data = source.data.against;
+  return data ? new Store({ ...source, data, bytes: (name) => source.bytes(`against.${name}`) }) : null;
+}
+
 /** The source of a stand-alone page: blocks of the page itself, read while the rest may still be loading. */
 export function embedded(page = document) {
   async function block(name) {
