@@ -21,13 +21,14 @@ def shown_for(page: Any, part: str) -> None:
 
 
 def check_panel(page: Any, answer: dict[str, Any]) -> None:
-    numbers = page.locator(".effect .bars li .number").all_text_contents()
+    before = page.locator(".effect .bars .raw").all_text_contents()
+    after = page.locator(".effect .bars .number").all_text_contents()
     shown = answer["next"][:12]
     others = [answer["rest"][0], answer["rest"][1]]
     for token in answer["next"][12:]:
         others = [others[0] + token["before"], others[1] + token["after"]]
-    assert alike(numbers[0::2], [*(token["before"] for token in shown), others[0]])
-    assert alike(numbers[1::2], [*(token["after"] for token in shown), others[1]])
+    assert alike(before, [*(token["before"] for token in shown), others[0]])
+    assert alike(after, [*(token["after"] for token in shown), others[1]])
     tokens = answer["tokens"]
     nodes = page.locator(".effect .signed-token[data-position]")
     assert nodes.all_text_contents() == shown_as(page, [token["text"] for token in tokens])

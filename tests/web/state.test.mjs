@@ -1,5 +1,6 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
+import { HEAD_STATE } from "qkv/head_state.js";
 import { VIEWS, fromHash, toHash, within } from "qkv/state.js";
 
 const DATA = {
@@ -19,6 +20,8 @@ const FIRST = within(
     scale: "root",
     glance: "pattern",
     theme: null,
+    step: 1,
+    ...HEAD_STATE,
   },
   DATA,
 );
@@ -38,6 +41,9 @@ test("an address restores the state", () => {
     scale: "log",
     glance: "entropy",
     theme: "dark",
+    sums: true,
+    least: 5,
+    compare: [1, 2],
   };
   assert.deepEqual(fromHash(toHash(state), FIRST, DATA), state);
   assert.deepEqual(fromHash("", FIRST, DATA), FIRST);

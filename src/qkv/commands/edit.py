@@ -13,9 +13,9 @@ from qkv.command_line.model_opening import Machine, ModelName, open_float32
 from qkv.command_line.user_input import note_unknown
 from qkv.generation.fill import Guess
 from qkv.insight.inspect.attention_edits import Edit
-from qkv.insight.inspect.edit_effects import EditEffects, edit_effects
 from qkv.insight.inspect.model_input import read
-from qkv.insight.inspect.steering import Steering, steering_direction
+from qkv.insight.intervene.edit_effects import EditEffects, edit_effects
+from qkv.insight.intervene.steering import Steering, steering_direction
 from qkv.insight.render.terminal_cells import bar, has_blocks
 from qkv.models.model import Model
 from qkv.tables import Table
@@ -131,7 +131,8 @@ class SteeringPrompts(NamedTuple):
             return None
         if plus is None or minus is None or layer is None:
             raise ValueError(
-                "steer: expected --steer-to, --steer-from and --steer-layer together; one is missing"
+                "steer: expected --steer-to, --steer-from and --steer-layer together; "
+                "one is missing"
             )
 
         return cls(plus, minus, layer, strength)

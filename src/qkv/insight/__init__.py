@@ -17,16 +17,17 @@ if TYPE_CHECKING:
     from qkv.insight.inspect.attention_edits import Edit, apply_edits
     from qkv.insight.inspect.attribution import attribution
     from qkv.insight.inspect.capture import capture_attention
-    from qkv.insight.inspect.edit_effects import edit_effects
-    from qkv.insight.walk.head_walk import walk_head
     from qkv.insight.inspect.logit_lens import logit_lens, next_tokens
     from qkv.insight.inspect.model_input import read
     from qkv.insight.inspect.residual_norms import residual_norms
-    from qkv.insight.inspect.steering import steer, steering_direction
+    from qkv.insight.intervene.edit_effects import edit_effects
+    from qkv.insight.intervene.steering import steer, steering_direction
     from qkv.insight.look import Look, look
     from qkv.insight.probing.activations import activations
     from qkv.insight.probing.probe_model import probe
     from qkv.insight.probing.probe_tasks import probe_task
+    from qkv.insight.walk.head_walk import walk_head
+    from qkv.insight.walk.model_walk import walk_model
 else:
     from qkv.imports import attach
 
@@ -58,8 +59,9 @@ __all__ = [
     "probe_task",
     "read",
     "residual_norms",
-    "walk_head",
     "steer",
     "steering_direction",
     "value_weighted_attention",
+    "walk_head",
+    "walk_model",
 ]

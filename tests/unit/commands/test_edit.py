@@ -13,9 +13,9 @@ from rich.console import Console
 from qkv import artifact
 from qkv.commands.edit import effect_table
 from qkv.insight.inspect.attention_edits import Edit
-from qkv.insight.inspect.edit_effects import EditEffects, edit_effects
 from qkv.insight.inspect.model_input import Reading, Side, read
-from qkv.insight.inspect.steering import Steering, steering_direction
+from qkv.insight.intervene.edit_effects import EditEffects, edit_effects
+from qkv.insight.intervene.steering import Steering, steering_direction
 from support.command_fixtures import Qkv
 
 TEXT = "the cat sat"

@@ -19,6 +19,7 @@ from qkv.insight.render.page import EXACT, blocks, cells, compact, described, op
 from qkv.insight.render.page_parts import described_parts
 from qkv.insight.render.page_text import missing_views
 from qkv.insight.render.views import ViewChoice
+from qkv.insight.render.walk.model_walk_data import model_walk_data
 from qkv.models.model import Model
 from qkv.models.sites import attends, attention_sites
 from qkv.serving.http.errors import Json
@@ -81,6 +82,7 @@ async def attention(body: AttentionRequest, request: Request) -> Response:
                 norms=body.norms,
                 walks=False,
                 attribution=body.attribution,
+                model_walk=body.model_walk,
             )
             if result.next is None or body.top == DEFAULT_TOP:
                 return result
@@ -126,6 +128,7 @@ def check_size(model: Model, reading: Reading, body: AttentionRequest) -> None:
     limits = (
         ("lens", body.lens, LENS_MAX_TOKENS),
         ("norms", body.norms, LENS_MAX_TOKENS),
+        ("model_walk", body.model_walk, LENS_MAX_TOKENS),
         ("attribution", body.attribution, ATTRIBUTION_MAX_TOKENS),
         ("top", body.top > DEFAULT_TOP, LENS_MAX_TOKENS),
     )
@@ -174,6 +177,7 @@ def look_response(result: Look, body: AttentionRequest) -> Response:
     start = opening(result, ViewChoice(kind=body.kind), fetches=True)
     packed = dict(blocks(result, code, str(start.get("kind")), start.get("layer", 0)))
 
+    walk = result.model_walk
     return Json(
         {
             "data": described(result, code) | {"start": start} | walks_to_fetch(result),
@@ -181,5 +185,6 @@ def look_response(result: Look, body: AttentionRequest) -> Response:
             "next": None if result.next is None else compact(result.next, result.leading_spaces),
             "lens": None if result.lens is None else compact(result.lens, result.leading_spaces),
             "parts": described_parts(result),
+            "model_walk": walk and model_walk_data(walk),
         }
     )

@@ -17,9 +17,9 @@ from starlette.responses import Response
 
 from qkv.generation.generate import generate
 from qkv.insight.inspect.attention_edits import Edit
-from qkv.insight.inspect.edit_effects import EditEffects, apply_changes, edit_effects
 from qkv.insight.inspect.model_input import Reading, make_side
-from qkv.insight.inspect.steering import Steering, steering_direction
+from qkv.insight.intervene.edit_effects import EditEffects, apply_changes, edit_effects
+from qkv.insight.intervene.steering import Steering, steering_direction
 from qkv.models.model import Model
 from qkv.serving.http import token_json
 from qkv.serving.http.errors import Json

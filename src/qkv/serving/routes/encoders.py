@@ -20,7 +20,7 @@ from torch import Tensor
 from qkv.generation.classify import classify
 from qkv.generation.fill import fill, masked_ids
 from qkv.generation.generate import without_dropout
-from qkv.insight.inspect.answer_attribution import answer_contributions
+from qkv.insight.attribute.answer_attribution import answer_contributions
 from qkv.insight.inspect.model_input import frame_tokens
 from qkv.models.heads import pooled
 from qkv.models.model import Model, backbone_of

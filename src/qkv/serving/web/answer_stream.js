@@ -1,13 +1,15 @@
+// @ts-check
 // The answer of a chat while it arrives: its tokens, and the turn that shows them.
 
 import { element } from "qkv/elements.js";
-import { stream } from "./api.js";
+import { fetchJson, stream } from "./api.js";
 import { GeneratedText } from "./generated_text.js";
 import { note, problem } from "./notices.js";
-import { generation } from "./settings.js";
+import { generation, headsOff } from "./settings.js";
 import { Tokens } from "./tokens.js";
+/** @import { App } from "./app.js" */
 
-export const ALTERNATIVES = 10;
+const ALTERNATIVES = 10;
 
 /** The request of an answer. It begins with the tokens `begin`; with `force` it does not end at once. */
 export function answerRequest(app, messages, { begin = [], force = false }) {
@@ -22,7 +24,21 @@ export function answerRequest(app, messages, { begin = [], force = false }) {
   };
 }
 
+/** The likeliest tokens after some ids, where no response has brought them. */
+export async function fetchAlternatives(app, prompt) {
+  const off = headsOff(app.requestSettings);
+  const body = { model: app.model.id, prompt, top: ALTERNATIVES, ...(off.length ? { heads_off: off } : {}) };
+  return (await fetchJson("/v1/next", body)).tokens;
+}
+
 export class AnswerStream {
+  /** @type {() => AbortSignal} */
+  begin;
+  /** @type {object} */
+  body;
+  /** @type {App} */
+  app;
+
   /** `begin` are the tokens with which the answer begins. */
   constructor(app, body, begin) {
     Object.assign(this, { app, body, begin });

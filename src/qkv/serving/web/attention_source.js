@@ -1,3 +1,4 @@
+// @ts-check
 // The data source of the attention page: one response of /v1/attention, and further parts when they are shown.
 
 import { fromBase64 } from "qkv/store.js";
@@ -30,6 +31,7 @@ function lackingOf(data, size, explains) {
   if (data.next && stacked) offer("lens", SHORT);
   if (stacked) offer("norms", SHORT);
   if (data.next || explains) offer("attribution", ATTRIBUTED);
+  offer("model", SHORT);
   return missing;
 }
 

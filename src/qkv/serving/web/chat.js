@@ -1,14 +1,14 @@
+// @ts-check
 // Chat: a streamed conversation with branches. Tokens of an answer have alternatives; nothing is lost by an edit.
 
 import { element } from "qkv/elements.js";
 import { Alternatives } from "./alternatives.js";
-import { ALTERNATIVES, AnswerStream, answerRequest, endNotes, textOf } from "./answer_stream.js";
-import { Latest, fetchJson } from "./api.js";
+import { AnswerStream, answerRequest, endNotes, fetchAlternatives, textOf } from "./answer_stream.js";
+import { Latest } from "./api.js";
 import { ChatControls } from "./chat_controls.js";
 import { Conversation, linkedMessages } from "./conversation.js";
 import { note, notice } from "./notices.js";
 import { Sampling, newSeed } from "./sampling.js";
-import { headsOff } from "./settings.js";
 import { TalkView } from "./talk_view.js";
 import { TemplateView } from "./template_view.js";
 
@@ -239,7 +239,7 @@ export class Chat {
     const token = tokens[position];
     const before = tokens.slice(0, position);
     const ids = [...prompt, ...before.map(({ id }) => id)];
-    const coming = token.alternatives?.length ? Promise.resolve(token.alternatives) : this.fetchAlternatives(ids);
+    const coming = token.alternatives?.length ? Promise.resolve(token.alternatives) : fetchAlternatives(this.app, ids);
     this.alternatives.open(node, token, coming, ({ id, text, token: name, logprob }) => {
       const { alternatives = [] } = token;
       const begin = [...before, { id, text, token: name, logprob, chosen: true, alternatives }];
@@ -247,12 +247,6 @@ export class Chat {
       if (text !== "") this.run(parent, { begin });
       else this.finish(parent, { text: textOf(before), prompt, tokens: before, reason: "end" });
     });
-  }
-
-  async fetchAlternatives(prompt) {
-    const off = headsOff(this.app.requestSettings);
-    const body = { model: this.app.model.id, prompt, top: ALTERNATIVES, ...(off.length ? { heads_off: off } : {}) };
-    return (await fetchJson("/v1/next", body)).tokens;
   }
 
   /** The text for the view inside the model: the last answer with all before it. */
@@ -296,7 +290,7 @@ export class Chat {
   }
 
   /** Adds an answer as a branch, or puts its longer form in the place of the node `extend`. */
-  finish(parent, { text, prompt, tokens, reason, extend }) {
+  finish(parent, /** @type {any} */ { text, prompt, tokens, reason, extend }) {
     const node = { role: "assistant", content: text, model: this.app.model.id, prompt, tokens, reason };
     const { conversation } = this;
     this.set(extend === undefined ? conversation.add(parent, node) : conversation.replace(extend, node));

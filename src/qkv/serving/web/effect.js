@@ -1,11 +1,14 @@
+// @ts-check
 // Effect of a change: the next token before and after, and how likely each token of the text became.
 
+import { fillBars } from "qkv/bar_list.js";
 import { element, percent } from "qkv/elements.js";
 import { quoted } from "qkv/token_text.js";
 import { fetchJson } from "./api.js";
 import { notice, problem } from "./notices.js";
 import { SignedTokens, signed, signedLegend } from "./signed_tokens.js";
-import { named, spaced } from "./tokens.js";
+import { named } from "./tokens.js";
+/** @import { App } from "./app.js" */
 
 const SHOWN = 12; // next tokens
 const MOST = 512; // tokens of the text that the server reads
@@ -13,6 +16,11 @@ const REST = 250; // milliseconds without a change before the request
 const HINT = "Point at a token, or use the arrow keys, to see its numbers.";
 
 export class Effect {
+  /** @type {App} */
+  app;
+  /** @type {any} */
+  ontexts;
+
   /** Calls `ontexts` with the continuations of a response, or null. */
   constructor(app, ontexts) {
     Object.assign(this, { app, ontexts });
@@ -126,30 +134,18 @@ export class Effect {
     const shown = next.slice(0, SHOWN);
     const hidden = next.slice(SHOWN);
     const others = ["before", "after"].map((side, at) => hidden.reduce((sum, token) => sum + token[side], rest[at]));
-    this.list.replaceChildren(
-      ...shown.map((token) => this.row(token, token.before, token.after)),
-      this.row(null, ...others),
-    );
+    fillBars(this.list, shown.map(guessRow), { others: others[1], othersBefore: others[0] });
     this.text.show(tokens.map(changed), HINT);
     this.app.announce(this.summary.textContent);
   }
+}
 
-  row(token, before, after) {
-    const bar = (kind, part) => {
-      const node = element("span", { class: `bar ${kind}`, "aria-hidden": "true" });
-      node.style.setProperty("--part", part);
-      return node;
-    };
-    const name = token === null ? "all others" : quoted(named(token));
-    return element(
-      "li",
-      { "aria-label": `${name}: ${percent(before)} before, ${percent(after)} after` },
-      token === null ? element("span", { class: "rest" }, "all others") : spaced(token),
-      element("span", { class: "number" }, percent(before)),
-      element("span", { class: "number" }, percent(after)),
-      element("span", { class: "pairs" }, bar("change-before", before), bar("change-after", after)),
-    );
-  }
+/** A next token as a row with both probabilities. */
+function guessRow(token) {
+  const { before, after } = token;
+  const text = named(token);
+  const name = `${quoted(text)}: ${percent(before)} before, ${percent(after)} after`;
+  return { text, value: after, before, beforeShown: percent(before), name };
 }
 
 /** A token with the change of its log-probability. */

@@ -1,10 +1,12 @@
+// @ts-check
 // Which tokens led a fine-tuned model to its answer: the text tinted by them, and the largest shares as a list.
 
+import { fillBars } from "qkv/bar_list.js";
 import { element, percent } from "qkv/elements.js";
 import { quoted } from "qkv/token_text.js";
 import { note } from "./notices.js";
 import { SignedTokens, signed, signedLegend } from "./signed_tokens.js";
-import { named, spaced } from "./tokens.js";
+import { named } from "./tokens.js";
 
 const LISTED = 8;
 const ABOUT =
@@ -17,7 +19,8 @@ export class Explanation {
     this.text = new SignedTokens("Tokens by their part in the answer", ["share", "contribution"]);
     this.list = element("ol", { class: "bars", "aria-label": "The largest shares" });
     this.word = element("select", { id: "explained", onchange: () => this.draw() });
-    this.picking = element("p", { class: "picking-word" }, element("label", { for: "explained" }, "Tag of "), this.word);
+    const label = element("label", { for: "explained" }, "Tag of ");
+    this.picking = element("p", { class: "picking-word" }, label, this.word);
     this.element = element(
       "section",
       { class: "explanation sheet", "aria-labelledby": "explanation-title", hidden: true },
@@ -48,25 +51,21 @@ export class Explanation {
       const value = contributions[row][position];
       const share = shares[row][position];
       const side = value < 0 ? "against" : "for";
-      return { ...token, value, share, facts: `${percent(share)}, ${side} the answer`, cells: [percent(share), signed(value, 3)] };
+      const facts = `${percent(share)}, ${side} the answer`;
+      return { ...token, value, share, facts, cells: [percent(share), signed(value, 3)] };
     });
     this.text.show(rows, HINT);
     const sorted = [...rows].sort((one, other) => other.share - one.share);
     const others = sorted.slice(LISTED).reduce((sum, { share }) => sum + share, 0);
-    const rest = sorted.length > LISTED ? [this.row(null, others)] : [];
-    this.list.replaceChildren(...sorted.slice(0, LISTED).map((token) => this.row(token, token.share)), ...rest);
+    fillBars(this.list, sorted.slice(0, LISTED).map(shareRow), { others });
   }
+}
 
-  row(token, share) {
-    const bar = element("span", { class: token?.value < 0 ? "bar less" : "bar", "aria-hidden": "true" });
-    bar.style.setProperty("--part", share);
-    const name = token === null ? "all others" : `${quoted(named(token))}, ${token.value < 0 ? "against" : "for"} the answer`;
-    return element(
-      "li",
-      { "aria-label": `${name}: ${percent(share)}` },
-      token === null ? element("span", { class: "rest" }, "all others") : spaced(token),
-      element("span", { class: "number" }, `${token?.value < 0 ? "− " : ""}${percent(share)}`),
-      bar,
-    );
-  }
+/** A token as a row with its share. */
+function shareRow(token) {
+  const { value, share } = token;
+  const text = named(token);
+  const shown = `${value < 0 ? "− " : ""}${percent(share)}`;
+  const side = value < 0 ? "against" : "for";
+  return { text, value: share, shown, name: `${quoted(text)}, ${side} the answer: ${percent(share)}` };
 }

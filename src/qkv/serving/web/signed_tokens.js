@@ -1,3 +1,4 @@
+// @ts-check
 // A text whose tokens are tinted by a signed number: more in one colour, less in the other; also as a table.
 
 import { element } from "qkv/elements.js";
@@ -21,8 +22,9 @@ export class SignedTokens {
     this.body = element("tbody");
     const titles = ["Token", ...columns].map((title) => element("th", { scope: "col" }, title));
     const head = element("thead", {}, element("tr", {}, ...titles));
-    this.table = element("table", { class: "numbers-table" }, element("caption", { class: "unseen" }, name), head, this.body);
-    const scroll = element("div", { class: "table-scroll", tabindex: 0, role: "region", "aria-label": name }, this.table);
+    const caption = element("caption", { class: "unseen" }, name);
+    const table = element("table", { class: "numbers-table" }, caption, head, this.body);
+    const scroll = element("div", { class: "table-scroll", tabindex: 0, role: "region", "aria-label": name }, table);
     this.element = element(
       "div",
       { class: "signed" },

@@ -11,9 +11,9 @@ import torch
 
 from qkv.generation.generate import generate
 from qkv.generation.text import prompt_ids
-from qkv.insight.inspect.answer_attribution import answer_contributions
+from qkv.insight.attribute.answer_attribution import answer_contributions
 from qkv.insight.inspect.attention_edits import Edit, apply_edits
-from qkv.insight.inspect.steering import steer, steering_direction
+from qkv.insight.intervene.steering import steer, steering_direction
 from qkv.text.chat_template import Message, encode_chat
 from support.serving_fixtures import Models
 from support.small_server import Running

@@ -1,3 +1,4 @@
+// @ts-check
 // Attention beside attribution: the weights of a head, and the gradient x input of the prediction.
 
 import { keyBars } from "qkv/bar_list.js";
@@ -6,10 +7,16 @@ import { HeatMap } from "qkv/heat_map.js";
 import { LogitParts } from "qkv/logit_parts.js";
 import { TokenStrip } from "qkv/token_strip.js";
 import { quoted, tokenText } from "qkv/token_text.js";
+/** @import { Names } from "qkv/token_text.js" */
 
 const LISTED = 5;
 
 export class Attribution {
+  /** @type {Names} */
+  rows;
+  /** @type {Names} */
+  columns;
+
   constructor(page) {
     this.page = page;
     this.title = "Attribution";

@@ -150,7 +150,9 @@ export class Explanation {
     this.element = element(
       "div",
       { class: "about-view", role: "region", "aria-label": "About this view" },
-      this.sentence, this.details);
+      this.sentence,
+      this.details,
+    );
     this.shown = "";
   }
 

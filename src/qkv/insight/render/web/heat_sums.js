@@ -1,3 +1,4 @@
+// @ts-check
 // The sums of a map: below, how much each key is looked at in all; beside, the sum of each row, which is 1.
 
 import { element } from "qkv/elements.js";

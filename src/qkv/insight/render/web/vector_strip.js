@@ -1,3 +1,4 @@
+// @ts-check
 // A vector as a strip of cells, one pixel each, which the style sheet stretches: blue above 0, red below.
 
 import { element } from "qkv/elements.js";

@@ -1,8 +1,18 @@
+// @ts-check
 // The visible part of a matrix: its offset and its zoom, moved by mouse, touch and keys.
 
 const STILL = 4; // pixels that a pointer may move in a click
 
 export class Viewport {
+  /** @type {(cell: any) => void} */
+  onhover;
+  /** @type {HTMLCanvasElement} */
+  canvas;
+  /** @type {() => void} */
+  moved;
+  /** @type {(picked: any) => void} */
+  onpick;
+
   /** Calls `moved()` when another part is visible, `hover` and `pick` with {row, column}, `hover` also with null. */
   constructor(canvas, { moved, hover, pick }) {
     Object.assign(this, { canvas, moved, onhover: hover, onpick: pick });

@@ -1,3 +1,4 @@
+// @ts-check
 // The score of the same query and key by their distance, as a curve with the distance now.
 
 import { element, svg } from "qkv/elements.js";

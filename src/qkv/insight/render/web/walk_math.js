@@ -1,3 +1,4 @@
+// @ts-check
 // The arithmetic of one attention head, without a page: vectors are arrays of numbers, sums are in float64.
 
 /** The summands of a score: products q_i k_i, or v_i tanh(q_i + k_i) of the additive score. */

@@ -1,3 +1,4 @@
+// @ts-check
 // Number by number: how the score of one query and key, or the head's output, is summed.
 
 import { element } from "qkv/elements.js";

@@ -1,3 +1,4 @@
+// @ts-check
 // The steps of the walk in order, and their names.
 
 export const STEPS = [

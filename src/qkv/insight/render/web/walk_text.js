@@ -1,3 +1,4 @@
+// @ts-check
 // The steps of the walk: their names, and two sentences for each with the numbers of this head.
 
 import { percent } from "qkv/elements.js";
@@ -19,8 +20,21 @@ export function rootOf(walk) {
 
 /** What the sentences speak of: the head, the query token, the key with the most weight. */
 class Telling {
-  constructor({ walk, row, edits, head, query, keys, picked }) {
-    Object.assign(this, { walk, row, edits, head, keys });
+  /** @type {any} */
+  walk;
+  /** @type {any} */
+  head;
+  /** @type {any} */
+  row;
+  /** @type {any} */
+  edits;
+  /** @type {any} */
+  keys;
+  /** @type {any} */
+  plain;
+
+  constructor({ walk, row, plain, edits, head, query, keys, picked }) {
+    Object.assign(this, { walk, row, plain, edits, head, keys });
     this.query = quoted(query);
     this.width = row.query.length;
     const [top] = largest(row.weights, 1);
@@ -31,6 +45,10 @@ class Telling {
     this.hidden = row.rows.filter(({ visible }) => !visible).length;
   }
 
+
+  before({ at }) {
+    return this.plain.weights[at];
+  }
 
   querySentences() {
     const { walk, head, query, width } = this;
@@ -63,11 +81,11 @@ class Telling {
     const now = `${name}: ${short(one.sum)} / ${short(row.divisor)} = ${short(one.scaled)}.`;
     if (edits.divisor !== null && edits.divisor < walk.divisor) {
       const apart = `Divided by ${short(edits.divisor)} instead of ${short(walk.divisor)}, scores lie further apart.`;
-      return `${apart} Softmax then gives ${best} ${round(top.weight)}.`;
+      return `${apart} Softmax then gives ${best} ${round(top.weight)} instead of ${round(this.before(top))}.`;
     }
     if (edits.divisor !== null && edits.divisor > walk.divisor) {
       const near = `Divided by ${short(edits.divisor)} instead of ${short(walk.divisor)}, scores lie close together.`;
-      return `${near} Softmax then gives ${best} only ${round(top.weight)}.`;
+      return `${near} Softmax then gives ${best} ${round(top.weight)} instead of ${round(this.before(top))}.`;
     }
     if (walk.divisor === 1) return `This score is not divided: it enters the softmax as it is. ${now}`;
     const why = `a sum of ${width} products is so large that softmax would pick one token alone`;
@@ -98,14 +116,25 @@ class Telling {
   }
 
   softmaxSentences() {
-    const { row, edits, head, top, best, query } = this;
+    const { row, plain, edits, head, top, best, query } = this;
     if (edits.weights[row.token]) {
       const rest = "The other weights were scaled, so that the sum is still 100%.";
       return `You set the weights of ${query}. ${rest}`;
     }
+    if (edits.divisor !== null) return this.scaleSentences();
+    if (row !== plain) return this.changedSentences();
     const many = `as if it looked at ${count(Number(row.alike.toFixed(row.alike < 10 ? 1 : 0)), "token")} alike`;
     const looks = `${head} lets ${query} look at ${best} with ${round(top.weight)}: ${many}.`;
     return `Softmax turns scores into weights: all positive, together 100%. ${looks}`;
+  }
+
+  /** What an edit other than the divisor did to the weights. */
+  changedSentences() {
+    const { row, plain, query, keys } = this;
+    const moved = row.weights.map((weight, at) => weight - plain.weights[at]);
+    const [at] = largest(moved, 1, true);
+    const change = `from ${round(plain.weights[at])} to ${round(row.weights[at])}`;
+    return `With your changes the scores are others, and softmax follows. The weight from ${query} to ${quoted(keys[at])} goes ${change}.`;
   }
 
   valueSentences() {
@@ -120,7 +149,7 @@ class Telling {
     const { row, top, query, best } = this;
     const near = cosine(row.output, top.value).toFixed(2).replace("-", "−");
     const out = `The weighted values are added up: ${row.output.length} numbers that the head hands on for ${query}.`;
-    return `${out} They point where the value of ${best} points: cosine ${near}.`;
+    return `${out} Their cosine with the value of ${best}, which has the most weight, is ${near}.`;
   }
 
   writtenSentences() {
@@ -135,6 +164,10 @@ class Telling {
 
   lensSentences() {
     const { walk, row, query } = this;
+    if (walk.position === "recurrent") {
+      const mixed = "The decoder mixes this vector with its own hidden state before it predicts a token.";
+      return `${mixed} What the vector alone changed cannot be told apart.`;
+    }
     if (!walk.lens) return `This attention is not followed by a prediction of tokens. The layers above read what it wrote.`;
     const [[text, , before, after] = []] = walk.lens.changed[row.token];
     const read = `The output layer reads ${query} before and after this one head.`;

@@ -194,6 +194,7 @@ class AttentionReply(BaseModel):
     parts: dict[str, Any] | None = Field(
         default=None, description="With attribution: each position's logit by layer and head."
     )
+    model_walk: dict[str, Any] | None = None
 
 
 class NextTokenChange(BaseModel):

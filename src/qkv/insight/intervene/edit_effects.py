@@ -18,7 +18,7 @@ from qkv.insight.inspect.attention_edits import Edit, apply_edits, check_edit
 from qkv.insight.inspect.attribution import answer_positions
 from qkv.insight.inspect.logit_lens import POSITIONS_PER_CHUNK, top_guesses, top_tokens
 from qkv.insight.inspect.model_input import Reading, hidden, ids_of
-from qkv.insight.inspect.steering import Steering, steer
+from qkv.insight.intervene.steering import Steering, steer
 from qkv.models.model import Model
 from qkv.text.tokenizer import Tokenizer
 

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from qkv.generation.generate import generate
 from qkv.insight.inspect.attention_edits import Edit, apply_edits
-from qkv.insight.inspect.edit_effects import edit_effects
 from qkv.insight.inspect.model_input import ids_of, logits, read
-from qkv.insight.inspect.steering import Steering, steer, steering_direction
+from qkv.insight.intervene.edit_effects import edit_effects
+from qkv.insight.intervene.steering import Steering, steer, steering_direction
 from qkv.nn.attention.mask import Causal
 from qkv.text import train
 from support.families import bert, gpt, rnn, transformer
@@ -108,13 +108,17 @@ def test_wrong_arguments() -> None:
         steering_direction(model, TOKENIZER, PLUS, MINUS, layer=2)
     with pytest.raises(ValueError, match="minus: it is empty; expected a prompt"):
         steering_direction(model, TOKENIZER, PLUS, " ", layer=0)
-    with pytest.raises(ValueError, match="direction: expected .* numbers, the model's width"):
-        with steer(model, torch.ones(3), 0):
-            pass
+    with (
+        pytest.raises(ValueError, match=r"the model's width, not \(3,\)"),
+        steer(model, torch.ones(3), 0),
+    ):
+        pass
     width = model.config.width
-    with pytest.raises(ValueError, match="strength: expected a finite number, not inf"):
-        with steer(model, torch.ones(width), 0, float("inf")):
-            pass
+    with (
+        pytest.raises(ValueError, match="strength: expected a finite number, not inf"),
+        steer(model, torch.ones(width), 0, float("inf")),
+    ):
+        pass
     with pytest.raises(ValueError, match="a translator cannot be steered"):
         steering_direction(transformer(**SIZE), TOKENIZER, PLUS, MINUS, layer=0)
     with pytest.raises(ValueError, match="an RNN has no residual stream"):

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from qkv.generation.classify import classify
-from qkv.insight.inspect.answer_attribution import answer_contributions
+from qkv.data.batches.framing import Frame
+from qkv.generation.classify import classify, example_of, score_examples
+from qkv.insight.attribute.answer_attribution import answer_contributions
 from qkv.models import TaskModel
 from support.small_task_models import ASKED, Small, alone, small_tuned
 
@@ -27,7 +28,7 @@ class Scaled:
         return torch.where(chosen, value * self.factor, value)
 
 
-def slope(small: Small, text: Any, ids: tuple[int, ...], id: int) -> torch.Tensor:
+def slope(small: Small, text: Any, id: int) -> torch.Tensor:
     """The derivative of the scores by a factor of the embeddings of one id: (N,)."""
     found = []
     for sign in (1, -1):
@@ -42,9 +43,6 @@ def slope(small: Small, text: Any, ids: tuple[int, ...], id: int) -> torch.Tenso
 
 def scores_of(small: Small, text: Any) -> torch.Tensor:
     """The score of the answer that the unchanged model gives: (N,)."""
-    from qkv.data.batches.framing import Frame
-    from qkv.generation.classify import example_of, score_examples
-
     model = small.model
     frame = Frame(**model.config.frame)
     framed = frame.encode(small.tokenizer, [example_of(frame.task, text, "text")])
@@ -67,7 +65,7 @@ def test_contributions_equal_slopes(task: str, family: str) -> None:
     assert result.shares.sum(-1).tolist() == pytest.approx([1.0] * len(result.shares))
     for id in set(result.ids):
         positions = [position for position, other in enumerate(result.ids) if other == id]
-        expected = slope(double, text, result.ids, id)[: len(result.contributions)]
+        expected = slope(double, text, id)[: len(result.contributions)]
         found = result.contributions[:, positions].sum(-1)
         assert found.tolist() == pytest.approx(expected.tolist(), abs=2e-4), id
 
