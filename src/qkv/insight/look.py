@@ -207,7 +207,7 @@ def look(
     by_layer, predictions = predictions_of(model, tokenizer, reading, lens)
     gradients = gradients_of(model, reading, norms, attribution)
     bidirectional = not (model.is_causal or model.has_source)
-    heads = heads_to_walk(model, tokenizer, reading, captured, walks, walked)
+    heads = heads_to_walk(model, reading, captured, walks, walked)
 
     return Look(
         name or title,
@@ -322,7 +322,6 @@ def parts_of(model: Model, reading: Reading, explained: bool) -> list[LogitParts
 
 def heads_to_walk(
     model: Model,
-    tokenizer: Tokenizer,
     reading: Reading,
     attention: Sequence[CapturedAttention],
     walks: bool | None,
