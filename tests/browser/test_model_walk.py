@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from qkv.insight.walk.model_walk import ModelWalk, walk_model
 from qkv.insight.look import Look, look
+from qkv.insight.walk.model_walk import ModelWalk, walk_model
 from qkv.models import (
     BERT,
     GPT,
@@ -116,7 +116,9 @@ def test_a_gpt(open_page: Open) -> None:
     go(page, "embedding", token=2)
     assert "turns each query and key" in status(page)
     token = norm(stack.embedding.token, 2)
-    assert float(re.findall(r"length (\d+\.\d+)", status(page))[0]) == pytest.approx(token, rel=6e-3)
+    assert float(re.findall(r"length (\d+\.\d+)", status(page))[0]) == pytest.approx(
+        token, rel=6e-3
+    )
     assert page.is_visible(".position-map.framed canvas")
 
 
