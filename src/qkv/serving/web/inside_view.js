@@ -111,7 +111,7 @@ export class InsideView {
     this.key = key;
     this.wanted = body;
     if (!body) this.empty();
-    else if (!this.requesting) this.begin(panel.running ? 0 : REST);
+    else if (!this.requesting) this.begin(panel.running || panel.atOnce ? 0 : REST);
   }
 
   /** In Look the views come first, elsewhere the heads that are switched off. */

@@ -103,7 +103,7 @@ export class LookTab {
   }
 
   /** The view inside the model waits for a pause while someone types. */
-  get running() {
+  get atOnce() {
     return !this.typing;
   }
 
