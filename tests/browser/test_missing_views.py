@@ -16,7 +16,7 @@ def test_missing_views_have_a_reason(open_page: Open) -> None:
     look = type(full)(full.model, full.reading, [], full.next, None, None)
     page = open_page(look)
     assert page.locator(".strip .piece").count() == len(CATS)
-    assert page.locator("nav [data-view]").count() == 7
+    assert page.locator("nav [data-view]").count() == 8
     available = page.locator("nav [data-view]:not([aria-disabled])")
     assert available.all_inner_texts() == ["Next token"]
     before = status(page)
@@ -31,7 +31,7 @@ def test_missing_views_have_a_reason(open_page: Open) -> None:
     assert status(page) == reason
     available.focus()
     assert status(page) == before
-    for choose in (lambda: lens.click(force=True), lambda: page.keyboard.press("5")):
+    for choose in (lambda: lens.click(force=True), lambda: page.keyboard.press("6")):
         page.evaluate("document.querySelector('.status').textContent = ''")
         choose()
         assert status(page) == reason
@@ -53,7 +53,7 @@ def test_each_view_has_its_status_line(open_page: Open) -> None:
         "Layer 0, head 0: entropy",
         "Layer 0, head 0",
         "After “mice”",
-        "After layer 2, “the”",
+        "After layer 2, “mice”",
     ]
     starts += [
         "Median of the positions: the residual stream norm rises",
@@ -61,28 +61,35 @@ def test_each_view_has_its_status_line(open_page: Open) -> None:
     ]
     for order in (range(7), reversed(range(7))):
         for number in order:
-            page.keyboard.press(str(number + 1))
+            page.keyboard.press(str(number + 2))
             settled(page, view=VIEWS[number])
             assert status(page).startswith(starts[number])
             assert status(page) == starts[number] or number not in (0, 2)
 
 
-def test_views_open_at_their_beginning(open_page: Open) -> None:
+def test_views_open_at_their_beginning_and_the_lens_at_the_last_token(open_page: Open) -> None:
     look = made_look([f"jumping{position}" for position in range(60)])
     page = open_page(
         replace(look, norms=look.norms and look.norms._replace(gradient=None)),
         "#view=lens",
         height=500,
     )
-    assert page.evaluate("document.querySelector('.scroller.deep').scrollLeft") == 0
+    chosen = page.locator(".lens .chosen")
+    assert [chosen.get_attribute(f"data-{name}") for name in ("layer", "position")] == ["3", "59"]
+    cell, table = chosen.bounding_box(), page.locator(".scroller.deep").bounding_box()
+    for start, size in (("x", "width"), ("y", "height")):
+        assert table[start] <= cell[start]
+        assert cell[start] + cell[size] <= table[start] + table[size] + 1
+    page.keyboard.press("ArrowLeft")
+    settled(page, view="lens", token=58)
     page.keyboard.press("?")
     top = page.evaluate("document.querySelector('dialog').scrollTop")
     assert (top, page.locator("#help-title").bounding_box()["y"] > 0) == (0, True)
     page.keyboard.press("Escape")
-    page.keyboard.press("6")
+    page.keyboard.press("7")
     settled(page, view="norms")
     assert page.locator("figure").bounding_box()["width"] <= 640
-    page.keyboard.press("1")
+    page.keyboard.press("2")
     settled(page, view="head")
     cut = """all => all.filter(
       node => node.scrollHeight > node.clientHeight || node.scrollWidth > node.clientWidth

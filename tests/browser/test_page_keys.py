@@ -47,7 +47,7 @@ def test_arrows_go_through_heads_and_layers_and_stop_at_the_ends(
 
 def test_numbers_choose_the_view(open_page: Open, look: Look) -> None:
     page = open_page(look)
-    for number, view in enumerate(VIEWS, start=1):
+    for number, view in enumerate(VIEWS, start=2):
         page.keyboard.press(str(number))
         settled(page, view=view)
         assert page.get_attribute("[aria-current=page]", "data-view") == view
@@ -91,7 +91,7 @@ def test_where_there_are_no_heads_arrows_go_through_words_and_the_lens(
     page = open_page(look, "#view=next&token=1")
     page.keyboard.press("ArrowRight")
     settled(page, token=2)
-    page.keyboard.press("5")
+    page.keyboard.press("6")
     settled(page, view="lens")
     page.keyboard.press("ArrowUp")
     page.keyboard.press("ArrowLeft")
@@ -157,7 +157,7 @@ def test_w_turns_pieces_into_words(open_page: Open, look: Look) -> None:
     page.keyboard.press("w")
     settled(page, words=1)
     assert labels.all_inner_texts() == ["the", "cats", "chase", "unbelievably", "quick", "mice"]
-    page.keyboard.press("3")
+    page.keyboard.press("4")
     settled(page, view="lines")
     assert page.locator(".words.left .word").all_inner_texts()[3] == "unbelievably"
 
@@ -170,7 +170,7 @@ def test_an_address_shows_the_same_again(open_page: Open, look: Look) -> None:
     assert page.evaluate("document.querySelector('#qkv').dataset.shown") == address
     assert page.locator(".chips li").count() == 3
     assert page.locator(".words .own .word").all_inner_texts() == ["unbelievably"]
-    page.keyboard.press("1")
+    page.keyboard.press("2")
     settled(page, view="head")
     assert state(page)["view"] == "head"
 
@@ -227,7 +227,7 @@ def test_every_control_has_a_name(open_page: Open, look: Look) -> None:
       .filter(node => !node.getAttribute("aria-label") && !node.textContent.trim())
       .filter(node => !node.labels?.length)
       .map(node => node.outerHTML)"""
-    for number, view in enumerate(VIEWS, start=1):
+    for number, view in enumerate(VIEWS, start=2):
         page.keyboard.press(str(number))
         settled(page, view=view)
         assert [node for node in page.evaluate(nameless) if 'id="view"' not in node] == []

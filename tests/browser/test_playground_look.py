@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import urllib.parse
 from typing import Any
 
 import pytest
@@ -41,9 +42,7 @@ def shown_text(page: Any) -> str:
     return str(page.input_value("#look-text"))
 
 
-def test_look_comes_first_and_shows_text_attention_and_next_token(
-    visit: Open, server: Any
-) -> None:
+def test_look_comes_first_and_shows_text_attention_and_next_token(visit: Open, server: Any) -> None:
     page = visit()
     assert page.get_attribute("#tab-look", "aria-selected") == "true"
     assert page.locator("[role=tab]").first.inner_text() == "Look"
@@ -73,6 +72,12 @@ def test_look_comes_first_and_shows_text_attention_and_next_token(
     page.locator(".attended .keys .piece").nth(3).click()
     settled(page, token=3)
     page.wait_for_selector(".attended[data-shown='self 0 0 3']")
+    page.focus(".attended .keys")
+    page.keyboard.press("ArrowLeft")
+    page.wait_for_selector(".attended[data-shown='self 0 0 2']")
+    page.keyboard.press("ArrowRight")
+    page.wait_for_selector(".attended[data-shown='self 0 0 3']")
+    settled(page, token=3)
     told = percents(page.inner_text(".attended-sentence"))
     page.wait_for_selector("#qkv .bars li")
     assert told == percents(page.inner_text("#qkv .bars"))[: len(told)]
@@ -106,9 +111,7 @@ def test_tokens_are_added_by_next_and_by_bars_undone_and_linked(visit: Open, ser
         lambda texts: alike(texts, [math.exp(entry["logprob"]) for entry in listed]),
     )
     page.locator(".two-bars .option").nth(2).click()
-    settings_where(
-        page, lambda chosen: chosen.get("added", "").endswith(f".{listed[2]['id']}")
-    )
+    settings_where(page, lambda chosen: chosen.get("added", "").endswith(f".{listed[2]['id']}"))
     assert shown_text(page) == both + listed[2]["text"]
     page.click("button:text-is('Undo')")
     eventually(page, lambda: shown_text(page), lambda text: text == both)
@@ -117,6 +120,8 @@ def test_tokens_are_added_by_next_and_by_bars_undone_and_linked(visit: Open, ser
     eventually(other, lambda: shown_text(other), lambda text: text == both)
     settled(other, view="head")
     assert other.locator(".attended .piece").count() == len(whole)
+    other.select_option("#model", "long")  # another vocabulary: the tokens become text
+    settings_where(other, lambda chosen: (chosen["look_text"], chosen.get("added")) == (both, None))
     page.keyboard.press(",")
     page.keyboard.press(",")
     eventually(page, lambda: shown_text(page), lambda text: text == TEXT)
@@ -183,6 +188,7 @@ def test_models_that_do_not_continue_a_text(visit: Open, server: Any) -> None:
     assert len(last) == 10
     assert alike(page.locator(".two-bars .raw").all_inner_texts()[:10], [p for _, _, p in last])
     assert page.inner_text("#next-title") == "Predicted token"
+    assert page.locator(".two-bars .number:visible").count() == 0  # nothing is sampled
     assert not page.locator("button:text-is('Next')").is_visible()
     assert page.locator(".two-bars .option").count() == 0
 
@@ -194,6 +200,30 @@ def test_models_that_do_not_continue_a_text(visit: Open, server: Any) -> None:
     eventually(page, lambda: requests, lambda sent: bool(sent) and "target" in sent[-1])
     page.wait_for_function("() => document.querySelectorAll('.attended .strip').length === 2")
     assert page.locator(".attended .strip:visible").count() == 2
+    settings_where(page, lambda chosen: chosen.get("look_target") == "kediler fareleri")
+
+    # A bar ends the target with its token; Undo takes it back.
+    eventually(
+        page,
+        lambda: page.inner_text(".distribution > .note"),
+        lambda text: text == "After fareleri",
+    )
+    answer = answered(
+        server,
+        "/v1/attention",
+        model="translator",
+        source="the cat chases the mouse",
+        target="kediler fareleri",
+        layers=[0],
+    )
+    number, guess = next(
+        (number, guess)
+        for number, guess in enumerate(answer["next"][-1])
+        if not guess[0].startswith("[")
+    )
+    page.locator(".two-bars .option").nth(number).click()
+    settings_where(page, lambda chosen: chosen.get("look_target") == f"kediler fareleri {guess[0]}")
+    page.click("button:text-is('Undo')")
     settings_where(page, lambda chosen: chosen.get("look_target") == "kediler fareleri")
 
     page.select_option("#model", "tuned")  # attention alone, and why it says so
@@ -214,6 +244,9 @@ def test_attribution_is_computed_by_the_server(visit: Open, server: Any) -> None
     assert "attribution" in answer["blocks"]
     assert page.locator("#qkv canvas.cells").count() == 2
     assert "largest attribution" in page.inner_text(".status")
+    position = answer["parts"]["positions"][-1]
+    note = page.inner_text(".logit-parts .note")
+    assert f"sum to {'−' if position['total'] < 0 else '+'}{abs(position['total']):.2f}" in note
     page.fill("#look-text", "the cat " * 30)
     page.wait_for_selector("button[data-view=attribution][aria-disabled]")
     why = page.get_attribute("button[data-view=attribution]", "title")
@@ -236,12 +269,35 @@ def test_one_screen_and_nothing_moves_between_tabs(visit: Open, width: int, heig
     for tab in page.locator("[role=tab]").all():
         tab.click()
         painted(page)
-        boxes = page.eval_on_selector_all(
-            "[role=tab], #model, .gate",
-            "all => all.map(node => node.getBoundingClientRect()).map(({x, y}) => [x, y])",
-        )
-        places.add(str(boxes))
+        places.add(frame(page))
     assert len(places) == 1
+
+
+def frame(page: Any) -> str:
+    """Where the tabs, the model and the panel are; a narrow list of tabs scrolls sideways."""
+    places = page.evaluate(
+        """() => {
+          const boxes = [...document.querySelectorAll("[role=tab], #model, .gate")]
+            .map((node) => node.getBoundingClientRect());
+          const tabs = boxes.filter((box, index) => index > 0 && index < boxes.length - 1);
+          return boxes.map(({ y }) => y).concat(tabs.map(({ x }) => x - tabs[0].x));
+        }"""
+    )
+    return str(places)
+
+
+def test_nothing_moves_when_the_models_are_known(visit: Open) -> None:
+    held: list[Any] = []
+    page = visit(
+        link(tab="look", model="gpt"),
+        route=lambda page: page.route("**/v1/models", lambda route: held.append(route)),
+        state="waiting",
+    )
+    page.wait_for_selector("text=Loading the list of models …")
+    before = frame(page)
+    held[0].continue_()
+    page.wait_for_selector("#playground[data-state=ready]")
+    assert frame(page) == before
 
 
 def test_a_link_keeps_the_probabilities_of_a_text_after_heads_are_switched_off(
@@ -254,11 +310,21 @@ def test_a_link_keeps_the_probabilities_of_a_text_after_heads_are_switched_off(
     page.evaluate("hash => location.hash = hash", page.evaluate("location.hash") + "&off=0.1")
     page.wait_for_selector(".other-heads:text-is('Generated with all heads on.')")
     address = copied(page)
-    assert "on_off=none" in address
+    assert "on_off=none*4" in urllib.parse.unquote(address)
     other = visit(address)
     other.wait_for_selector(".result .state:has-text('Restored from the link.')")
     assert other.eval_on_selector_all(".result .token", labels) == before
     assert other.inner_text(".other-heads") == "Generated with all heads on."
+
+    # Tokens that were generated with other heads keep their probabilities, too.
+    page.click("button:text-is('Continue')")
+    page.wait_for_selector(".result .state:has-text('4 new tokens after 4 earlier ones.')")
+    before = page.eval_on_selector_all(".result .token", labels)
+    address = copied(page)
+    assert "on_off=none*4;0.1*4" in urllib.parse.unquote(address)
+    other = visit(address)
+    other.wait_for_selector(".result .state:has-text('Restored from the link.')")
+    assert other.eval_on_selector_all(".result .token", labels) == before
 
     # A bar of the next-token distribution appends its token.
     drawn(page)

@@ -208,7 +208,11 @@ def test_markup_is_text_and_no_tab_is_wider_than_the_window(visit: Open, width: 
         "system": MARKUP,
         "think": 1,
     }
-    page = visit(link(tab="write", prompt=TAGS, model="gpt", max_tokens=3, **written), width=width, refused=True)
+    page = visit(
+        link(tab="write", prompt=TAGS, model="gpt", max_tokens=3, **written),
+        width=width,
+        refused=True,
+    )
     generate(page)
     assert "".join(tokens(page, ".result .tokens .token.given")) == TAGS
     page.fill("#prompt", odd)

@@ -228,7 +228,7 @@ def test_an_encoder_decoder_has_three_kinds_and_its_source_on_the_left(open_page
         "Decoder",
         "Cross",
     ]
-    page.keyboard.press("3")
+    page.keyboard.press("4")
     settled(page, view="lines", kind="cross")
     text = [*KEDI[1:], "[end]"]  # a row is a generated token
     assert [

@@ -15,8 +15,8 @@ from qkv.insight.inspect.capture import CapturedAttention, distance, entropy, po
 from qkv.insight.inspect.model_input import Reading, Side
 from qkv.insight.inspect.residual_norms import Norms
 from qkv.insight.inspect.whole_words import WholeWord
-from qkv.insight.walk.telling_heads import WALK_MAX_TOKENS
 from qkv.insight.look import Look
+from qkv.insight.walk.telling_heads import WALK_MAX_TOKENS
 from support.made_walks import made_walk
 
 CATS = ["the", "cats", "chase", "un", "believ", "ably", "quick", "mice"]

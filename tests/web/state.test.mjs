@@ -1,5 +1,6 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
+import { HEAD_STATE } from "qkv/head_state.js";
 import { VIEWS, fromHash, toHash, within } from "qkv/state.js";
 
 const DATA = {
@@ -19,6 +20,8 @@ const FIRST = within(
     scale: "root",
     glance: "pattern",
     theme: null,
+    step: 1,
+    ...HEAD_STATE,
   },
   DATA,
 );
@@ -38,9 +41,14 @@ test("an address restores the state", () => {
     scale: "log",
     glance: "entropy",
     theme: "dark",
+    sums: true,
+    least: 5,
+    compare: [1, 2],
   };
-  assert.deepEqual(fromHash(toHash(state), FIRST, DATA), state);
-  assert.deepEqual(fromHash("", FIRST, DATA), FIRST);
+  const restored = fromHash(toHash(state), FIRST, DATA);
+  for (const name of Object.keys(state)) assert.deepEqual(restored[name], state[name], name);
+  assert.equal(toHash(restored), toHash(state));
+  assert.equal(toHash(fromHash("", FIRST, DATA)), toHash(FIRST));
 });
 
 test("what the data does not have is replaced by the nearest that it has", () => {

@@ -11,22 +11,22 @@ from typing import Annotated, Literal
 import tyro
 from rich.console import Console
 
-from qkv.command_line.model_opening import DEFAULT_MACHINE, Machine, ModelName, open_float32
+from qkv.command_line.model_opening import DEFAULT_MACHINE, Machine, ModelName, Opened, open_float32
 from qkv.command_line.output_checks import check_not_input, check_writable
 from qkv.command_line.user_input import note, note_unknown, read_standard_input, read_text_or_pipe
 from qkv.insight.heads.head_names import read_measurement, with_measurement
 from qkv.insight.inspect.capture import unmasked
-from qkv.insight.walk.head_walk import HeadName, walk_heads
 from qkv.insight.inspect.position_encoding import position_encoding
-from qkv.insight.walk.telling_heads import telling_heads
 from qkv.insight.look import FORMATS, Look, look
 from qkv.insight.render import terminal
 from qkv.insight.render.views import ENDINGS, View, ViewChoice
+from qkv.insight.walk.head_walk import HeadName, walk_heads
+from qkv.insight.walk.telling_heads import telling_heads
 from qkv.models.model import Model
 from qkv.text.tokenizer import Tokenizer
 from qkv.storage import last_part
 
-WITHOUT_ATTENTION = ("next", "lens", "norms")
+WITHOUT_ATTENTION = ("model", "next", "lens", "norms")
 """Views that show no attention weights."""
 
 
@@ -53,9 +53,11 @@ class LookCommand:
     """A file with the text."""
     view: Literal[View, "positions"] | None = None
     """heads, an overview of all heads (the default without --layer or --head); walk, one head from
-    query, key and value to what it writes, number by number; head, its heat map; lines between words (each word with those it attends to most); next, the next tokens; lens, the
-    prediction after each layer; norms of the residual stream and of gradients; numbers, the entropy
-    and distance of each head; attribution, gradients beside attention; positions, the positional
+    query, key and value to what it writes, number by number; model, one token on its way through
+    the whole model, block by block; head, its heat map; lines between
+    words (each word with those it attends to most); next, the next tokens; lens, the prediction
+    after each layer; norms of the residual stream and of gradients; numbers, the entropy and
+    distance of each head; attribution, gradients beside attention; positions, the positional
     encoding."""
     kind: Literal["self", "encoder", "decoder", "cross"] | None = None
     """For a translator: encoder, decoder or cross attention."""
@@ -75,6 +77,8 @@ class LookCommand:
     names: Path | None = None
     """A file that `qkv heads MODEL --json` printed: heads of a page are named by it, not by this
     text alone."""
+    against: str | None = None
+    """Another model that reads the same tokens: a page shows the heads of both side by side."""
     mask: Literal["causal", "none"] = "causal"
     """none removes the causal mask of a GPT, to see what it hides."""
     out: Path | None = None
@@ -93,6 +97,9 @@ class LookCommand:
                 "holds several"
             )
 
+        if self.against is not None and ending != ".html":
+            raise ValueError("against: two models are shown on a page; write it to --out look.html")
+
         opened = open_float32(self.model, self.machine)
         if self.view == "positions":
             self.show_positions(opened.model)
@@ -100,6 +107,36 @@ class LookCommand:
 
         texts = self.read_texts()
         note_unknown(opened.tokenizer, filter(None, [*texts, self.source, self.target]))
+
+        result = self.look_at(opened, texts, last_part(self.model))
+
+        first = self.layer[0] if self.layer else None
+        head = self.head or None
+        choice = ViewChoice(
+            view=self.view,
+            kind=self.kind,
+            layer=first,
+            head=head,
+            words=self.words,
+            token=self.token,
+            without_first=self.without_first,
+        )
+        if self.names is not None:
+            measured = read_measurement(self.names)
+            named = [with_measurement(attention, measured) for attention in result.attention]
+            result = replace(result, attention=named)
+
+        against = None
+        if self.against is not None:
+            second = open_float32(self.against, self.machine)
+            against = self.look_at(second, texts, last_part(self.against))
+
+        self.show_look(result, choice, against)
+
+    def look_at(self, opened: Opened, texts: list[str], name: str) -> Look:
+        """What one model does with the texts."""
+        ending = ending_of(self.out)
+        whole = ending in (".html", ".safetensors")
 
         # A page computes every layer and decides itself what is affordable (None).
         layers = self.layer or None
@@ -121,34 +158,19 @@ class LookCommand:
                 target=self.target,
                 layers=layers,
                 at_least=self.layer,
-                name=last_part(self.model),
+                name=name,
                 attention=whole or self.view not in WITHOUT_ATTENTION,
                 lens=self.view == "lens" or None,
                 norms=self.view == "norms" or None,
                 attribution=attribution,
+                model_walk=self.view == "model" or (None if ending == ".html" else False),
                 walks=ending == ".html" and (self.view == "walk" or None),
                 walked=self.walked if ending == ".html" else (),
             )
             if self.view == "walk" and not whole:
-                result = self.with_walk(result, opened.model, opened.tokenizer)
+                return self.with_walk(result, opened.model, opened.tokenizer)
 
-        first = self.layer[0] if self.layer else None
-        head = self.head or None
-        choice = ViewChoice(
-            view=self.view,
-            kind=self.kind,
-            layer=first,
-            head=head,
-            words=self.words,
-            token=self.token,
-            without_first=self.without_first,
-        )
-        if self.names is not None:
-            measured = read_measurement(self.names)
-            named = [with_measurement(attention, measured) for attention in result.attention]
-            result = replace(result, attention=named)
-
-        self.show_look(result, choice)
+            return result
 
     @property
     def walked(self) -> list[HeadName]:
@@ -180,13 +202,13 @@ class LookCommand:
 
         return [read_standard_input().strip()]
 
-    def show_look(self, result: Look, choice: ViewChoice) -> None:
+    def show_look(self, result: Look, choice: ViewChoice, against: Look | None) -> None:
         """Print one view, or write the file."""
         if choice.view is None and ending_of(self.out) in (None, *ENDINGS):
             choice = replace(choice, view=default_view(result, choice))
 
         if self.out is not None:
-            print(result.save(self.out, **vars(choice)))
+            print(result.save(self.out, **vars(choice), against=against))
             return
 
         console = Console(highlight=False)

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from qkv.insight.attribute.integrated_gradients import integrated_gradients
     from qkv.insight.attribute.logit_attribution import logit_attribution
     from qkv.insight.heads.head_ablation import ablate
+    from qkv.insight.heads.head_history import head_history
     from qkv.insight.heads.head_patterns import head_patterns
     from qkv.insight.heads.head_syntax import head_syntax
     from qkv.insight.inspect.activation_patching import patch
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from qkv.insight.probing.probe_model import probe
     from qkv.insight.probing.probe_tasks import probe_task
     from qkv.insight.walk.head_walk import walk_head
+    from qkv.insight.walk.model_walk import walk_model
 else:
     from qkv.imports import attach
 
@@ -44,6 +46,7 @@ __all__ = [
     "capture_attention",
     "edge_attribution",
     "edit_effects",
+    "head_history",
     "head_patterns",
     "head_syntax",
     "integrated_gradients",
@@ -60,4 +63,5 @@ __all__ = [
     "steering_direction",
     "value_weighted_attention",
     "walk_head",
+    "walk_model",
 ]

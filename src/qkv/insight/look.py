@@ -15,18 +15,25 @@ from torch import Tensor
 
 from qkv import artifact, storage
 from qkv.generation.fill import Guess
+from qkv.insight.attribute.logit_attribution import LogitParts, can_split_logits, split_logits
 from qkv.insight.inspect import look_data
 from qkv.insight.inspect.attribution import attribution as compute_attribution
-from qkv.insight.walk.attention_record import site_named
 from qkv.insight.inspect.capture import CapturedAttention, capture_attention
-from qkv.insight.walk.head_walk import HeadName, HeadWalk, counted, walk_heads
 from qkv.insight.inspect.logit_lens import logit_lens, makes_predictions, next_tokens
 from qkv.insight.inspect.look_data import LookData
 from qkv.insight.inspect.model_input import Reading, leading_spaces, read
 from qkv.insight.inspect.residual_norms import Norms, residual_norms
-from qkv.insight.walk.telling_heads import WALK_MAX_TOKENS, affordable, telling_heads
 from qkv.insight.render.page import page
 from qkv.insight.render.views import ENDINGS, Heads, View, ViewChoice
+from qkv.insight.walk.attention_record import site_named
+from qkv.insight.walk.head_walk import HeadName, HeadWalk, counted, walk_heads
+from qkv.insight.walk.model_walk import (
+    MODEL_WALK_MAX_TOKENS,
+    LayerGuesses,
+    ModelWalk,
+    walk_model,
+)
+from qkv.insight.walk.telling_heads import WALK_MAX_TOKENS, affordable, telling_heads
 from qkv.models.model import Model, backbone_of
 from qkv.models.sites import attends, attention_sites, predicts_tokens
 from qkv.text.tokenizer import Tokenizer
@@ -58,6 +65,7 @@ class Look(LookData):
         words: bool = False,
         token: int | None = None,
         without_first: bool = False,
+        against: LookData | None = None,
     ) -> Path:
         """Write a page (.html), one view as a picture (.png, .svg, .pdf), or the weights.
 
@@ -70,6 +78,7 @@ class Look(LookData):
             words: Join the tokens of a word.
             token: The token that is chosen when a page opens, counted from 0.
             without_first: Leave out the first token and special tokens, and rescale the rest.
+            against: A look of another model at the same tokens, for a page with both.
 
         Returns:
             The path.
@@ -94,8 +103,10 @@ class Look(LookData):
             without_first=without_first,
         )
         if ending == ".html":
-            storage.write_text(path, page(self, choice))
+            storage.write_text(path, page(self, choice, against))
             return path
+        if against is not None:
+            raise ValueError("against: two models are shown on a page; expected a .html file")
 
         # Imports matplotlib, which takes long.
         from qkv.insight.render.figures import figure_style, look_figure
@@ -148,6 +159,7 @@ def look(
     attribution: bool | None = False,
     walks: bool | None = None,
     walked: Sequence[HeadName] = (),
+    model_walk: bool | None = None,
 ) -> Look:
     """Run a text through a model, and capture what happens inside.
 
@@ -167,6 +179,7 @@ def look(
         attribution: Compute gradient x input; None does so for a text of up to 48 tokens.
         walks: Walk the most telling heads; None does so for a text of up to 48 tokens.
         walked: Heads to walk in any case: kind (or None), layer and head of each.
+        model_walk: Walk through the whole model; None does so for a text of up to 48 tokens.
 
     Returns:
         A `Look`; a notebook displays it, and `save` writes it to a file.
@@ -205,8 +218,10 @@ def look(
         *gradients,
         bidirectional,
         walks=walks_of(model, tokenizer, reading, heads, required=bool(walks or walked)),
+        parts=parts_of(model, reading, explained=gradients[1] is not None),
         texts=given_texts(tokenizer, reading, texts, source, target),
         leading_spaces=leading_spaces(tokenizer, shown_ids(reading, by_layer or [predictions])),
+        model_walk=model_walk_of(model, tokenizer, reading, by_layer, model_walk),
     )
 
 
@@ -297,6 +312,14 @@ def gradients_of(
     return norm_values, shares
 
 
+def parts_of(model: Model, reading: Reading, explained: bool) -> list[LogitParts] | None:
+    """The parts of each position's logit, beside an attribution, if the model is such a sum."""
+    if not explained or not can_split_logits(model):
+        return None
+
+    return split_logits(model, reading, range(len(reading.text.ids)))
+
+
 def heads_to_walk(
     model: Model,
     tokenizer: Tokenizer,
@@ -341,6 +364,25 @@ def walks_of(
         return None
 
     return {name: walks[name] for name in names}
+
+
+def model_walk_of(
+    model: Model,
+    tokenizer: Tokenizer,
+    reading: Reading,
+    lens: LayerGuesses | None,
+    wanted: bool | None,
+) -> ModelWalk | None:
+    """The walk through the model; None if it is not wanted, or by default if parts are hidden."""
+    if wanted is None and longest_side(reading) > MODEL_WALK_MAX_TOKENS or wanted is False:
+        return None
+
+    try:
+        return walk_model(model, reading, tokenizer, lens=lens if model.stacks else None)
+    except ValueError:
+        if wanted:
+            raise
+        return None
 
 
 def is_wanted(choice: bool | None, reading: Reading, most: int) -> bool:

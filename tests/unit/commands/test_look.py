@@ -20,7 +20,7 @@ TEXT = "the cat sat on the mat"
 
 
 @pytest.mark.parametrize(
-    "view", ["head", "heads", "lines", "next", "lens", "norms", "numbers", "attribution"]
+    "view", ["walk", "head", "heads", "lines", "next", "lens", "norms", "numbers", "attribution"]
 )
 @pytest.mark.parametrize("model", ["gpt", "bert", "one"])
 def test_every_view_of_every_family(qkv: Qkv, models: Path, model: str, view: str) -> None:
@@ -37,6 +37,24 @@ def test_numbers_at_the_terminal_are_the_weights(qkv: Qkv, models: Path) -> None
     rows = [line.split() for line in printed.out.splitlines() if line.split()[:1] == ["cat"]]
     cat = weights[weights.shape[0] - 3]
     assert rows[0][1:] == [f"{weight:.2f}" for weight in cat.tolist()]
+
+
+def test_the_walk_of_a_chosen_head(qkv: Qkv, models: Path, tmp_path: Path) -> None:
+    at = ["--view", "walk", "--layer", "0", "--head", "1", "--token", "1"]
+    printed = qkv("look", models / "gpt", TEXT, *at)
+    assert printed.out.startswith("Self-attention, layer 0, head 1: token 1, cat")
+    assert "hidden" in printed.out
+    open_mask = qkv("look", models / "gpt", TEXT, *at, "--mask", "none")
+    assert "hidden" not in open_mask.out
+
+    # A page opens with it.
+    assert qkv("look", models / "gpt", TEXT, *at, "--out", tmp_path / "walk.html").code == 0
+    page = (tmp_path / "walk.html").read_text(encoding="utf-8")
+    assert 'id="qkv.walk.self.0.1"' in page
+    assert '"view":"walk","kind":"self","layer":0,"head":1' in page
+    refused = qkv("look", models / "gpt", TEXT, "--view", "walk", "--layer", "0", "--head", "9")
+    assert refused.code != 0
+    assert "head: expected 0 to" in refused.error
 
 
 def test_the_own_translation_and_a_target(qkv: Qkv, models: Path) -> None:

@@ -8,6 +8,7 @@ part. This is the direct path alone: what a head changes for later layers counts
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -99,14 +100,24 @@ def logit_attribution(
         >>> split.heads.shape, abs(sum(value for _, value in split.parts()) - split.total) < 1e-4
         (torch.Size([1, 2]), True)
     """
-    backbone: Any = backbone_of(model)
-    name, stack = pre_norm_stack(backbone, "logit attribution")
-    check_linear_output(backbone)
     T = len(reading.text.ids)
     if not -T <= position < T:
         raise ValueError(f"position: expected 0 to {T - 1}, or -1 for the last, not {position}")
 
-    position %= T
+    return split_logits(model, reading, [position % T], token, against)[0]
+
+
+def split_logits(
+    model: Model,
+    reading: Reading,
+    positions: Sequence[int],
+    token: int | None = None,
+    against: int | None = None,
+) -> list[LogitParts]:
+    """The parts of a logit at several positions from one forward pass; see `logit_attribution`."""
+    backbone: Any = backbone_of(model)
+    name, stack = pre_norm_stack(backbone, "logit attribution")
+    check_linear_output(backbone)
     for which, id in (("token", token), ("against", against)):
         if id is not None and not 0 <= id < backbone.config.vocabulary:
             raise ValueError(f"{which}: expected 0 to {backbone.config.vocabulary - 1}, not {id}")
@@ -118,22 +129,34 @@ def logit_attribution(
         if stack.cross:
             points.append(f"{block}.cross_attention.heads")
 
+    result = []
     with torch.no_grad(), without_dropout(model):
         with capture_required(backbone, points) as captured:
-            last = hidden(model, reading)[0, position]  # (E,)
+            last = hidden(model, reading)[0]  # (T, E)
 
-        values = {point: value[0].select(-2, position) for point, value in captured.items()}
-        logits = backbone.logits(last)
-        if token is None:
-            token = int(logits.argmax())
+        for position in positions:
+            values = {point: value[0].select(-2, position) for point, value in captured.items()}
+            logits = backbone.logits(last[position])
+            chosen = int(logits.argmax()) if token is None else token
+            split = LogitSplit(backbone, stack, chosen, against)
+            split.add_embedding(values[f"{name}.blocks.0.before"], reading.text.ids[position])
+            for layer in range(len(stack.blocks)):
+                split.add_block(layer, f"{name}.blocks.{layer}", values)
 
-        split = LogitSplit(backbone, stack, token, against)
-        split.add_embedding(values[f"{name}.blocks.0.before"], reading.text.ids[position])
-        for layer in range(len(stack.blocks)):
-            split.add_block(layer, f"{name}.blocks.{layer}", values)
+            result.append(split.result(position, values[points[0]], logits))
 
-        whole = values[points[0]]
-        return split.result(position, whole, logits)
+    return result
+
+
+def can_split_logits(model: Model) -> bool:
+    """Whether the logits of a model are a sum of parts."""
+    try:
+        pre_norm_stack(backbone_of(model), "")
+        check_linear_output(backbone_of(model))
+    except ValueError:
+        return False
+
+    return model.task is None
 
 
 class LogitSplit:

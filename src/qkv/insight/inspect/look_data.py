@@ -13,10 +13,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from qkv.generation.fill import Guess
+from qkv.insight.attribute.logit_attribution import LogitParts
 from qkv.insight.inspect.capture import CapturedAttention
-from qkv.insight.walk.head_walk import HeadName, HeadWalk
 from qkv.insight.inspect.model_input import Reading
 from qkv.insight.inspect.residual_norms import Norms
+from qkv.insight.walk.head_walk import HeadName, HeadWalk
+from qkv.insight.walk.model_walk import ModelWalk
 
 ALL_LAYERS_MAX_WEIGHTS = 160_000_000
 """Attention weights up to which all layers are kept: 1,024 tokens, 12 layers of 12 heads."""
@@ -59,8 +61,12 @@ class LookData:
     texts: tuple[str, ...] = ()
     """The texts as given, for a translator the source and the target; empty if only tokens are
     known."""
+    parts: list[LogitParts] | None = None
+    """The logit of the likeliest token at each position, split into the parts of the model."""
     leading_spaces: Mapping[int, int] = field(default_factory=dict)
     """The spaces that tokens begin with, by id: `reading` and the guesses have none."""
+    model_walk: ModelWalk | None = None
+    """The walk through the whole model."""
 
     def __repr__(self) -> str:
         kinds = []

@@ -21,33 +21,56 @@ from qkv.insight.inspect.capture import CapturedAttention
 from qkv.insight.inspect.look_data import LookData
 from qkv.insight.inspect.model_input import Side
 from qkv.insight.render.page_encoding import Code, as_json, block, numbers, packed, rounded
-from qkv.insight.render.page_heads import described_heads, first_head, with_shares
+from qkv.insight.render.page_heads import (
+    check_same_tokens,
+    described_heads,
+    first_head,
+    with_shares,
+)
+from qkv.insight.render.page_parts import described_parts
 from qkv.insight.render.page_text import heading, missing_views
 from qkv.insight.render.script_bundle import bundle, module
-from qkv.insight.render.walk.walk_data import described_walks, walk_blocks
 from qkv.insight.render.views import MISSING, View, ViewChoice, head_numbers, numbered
+from qkv.insight.render.walk.model_walk_data import model_walk_data
+from qkv.insight.render.walk.walk_data import described_walks, walk_blocks
 
 EXACT = 4_000_000
 """Weights up to which each has 16 bits; above, each has 8 bits of its root, precise near 0."""
 THREADS = 4
-STYLES = ("view.css", "tiles.css", "walk.css")
+STYLES = ("view.css", "tiles.css", "walk.css", "model_walk.css", "parts.css")
 """Style sheets, in their order."""
 NO_SPACES: Mapping[int, int] = {}
 
 
-def page(look: LookData, choice: ViewChoice = ViewChoice()) -> str:  # noqa: B008 - it is frozen
+def page(
+    look: LookData,
+    choice: ViewChoice = ViewChoice(),  # noqa: B008 - it is frozen
+    against: LookData | None = None,
+) -> str:
     """The page as text.
 
     Args:
         look: The look.
         choice: What is shown first. The default view is all heads, or one head if a layer or head
             is chosen; the default head is the most telling one whose weights were kept.
+        against: A look of another model at the same tokens: its heads are shown beside.
 
     Raises:
-        ValueError: If the look has no such view, kind, layer or head.
+        ValueError: If the look has no such view, kind, layer or head, or the tokens differ.
     """
     look = replace(look, attention=with_shares(look))
-    return "".join(chunks(look, opening(look, choice)))
+    if against is None:
+        return "".join(chunks(look, opening(look, choice)))
+
+    check_same_tokens(look, against)
+    against = replace(against, attention=with_shares(against))
+    start = opening(look, choice)
+    if "kind" in start:
+        second = against.of(start["kind"])
+        site = first_head(second, second.layers, range(second.heads))
+        start |= {"view": choice.view or "head", "compare": list(site)}
+
+    return "".join(chunks(look, start, against))
 
 
 # What is shown first
@@ -115,6 +138,8 @@ def has_view(look: LookData, view: View) -> bool:
     """True if the look has data for this view."""
     if view == "walk":
         return bool(look.walks)
+    if view == "model":
+        return look.model_walk is not None
     if view in MISSING:
         return getattr(look, view) is not None
 
@@ -124,14 +149,18 @@ def has_view(look: LookData, view: View) -> bool:
 # The file
 
 
-def chunks(look: LookData, start: dict[str, Any]) -> Iterator[str]:
+def chunks(look: LookData, start: dict[str, Any], against: LookData | None = None) -> Iterator[str]:
     """The page in order: what is drawn first comes first, and is drawn while the rest is loaded."""
     script = bundle("standalone.js")
     yield page_head(look.model, script, "".join(map(module, STYLES)))
 
     # Tokens, shapes and small heat maps, then the script
-    code: Code = "linear16" if cells(look) <= EXACT else "root8"
-    yield block("data", as_json(described(look, code) | {"start": start}), "application/json")
+    code = code_of(look)
+    data = described(look, code) | {"start": start}
+    if against is not None:
+        data["against"] = described(against, code_of(against))
+
+    yield block("data", as_json(data), "application/json")
     for name, content in overviews(look):
         yield block(name, content)
 
@@ -146,10 +175,29 @@ def chunks(look: LookData, start: dict[str, Any]) -> Iterator[str]:
             listed = as_json(compact(guesses, look.leading_spaces))
             yield block(part, listed, "application/json")
 
+    if look.parts is not None:
+        yield block("parts", as_json(described_parts(look)), "application/json")
+
     for name, walk in walk_blocks(look):
         yield block(name, as_json(walk), "application/json")
 
+    if look.model_walk is not None:
+        walk_data = model_walk_data(look.model_walk)
+        yield block("model_walk", as_json(walk_data), "application/json")
+
+    if against is not None:
+        for name, content in blocks(against, code_of(against), str(start.get("kind")), 0):
+            yield block(f"against.{name}", content)
+
     yield "</body>\n</html>\n"
+
+
+def code_of(look: LookData) -> Code:
+    """16 bits for each weight, or 8 if there are many."""
+    if cells(look) <= EXACT:
+        return "linear16"
+
+    return "root8"
 
 
 def page_head(model: str, script: str, style: str) -> str:
@@ -221,6 +269,7 @@ def described(look: LookData, code: Code) -> dict[str, Any]:
         "lens": look.lens is not None,
         "norms": described_norms(look),
         "attribution": None,
+        "parts": look.parts is not None,
         "walk": described_walks(look),
         "lacking": missing_views(look),
     }

@@ -63,3 +63,28 @@ def first_head(
             return layer, head
 
     return min(layers, default=0), min(heads, default=0)
+
+
+def check_same_tokens(look: LookData, other: LookData) -> None:
+    """Raise ValueError unless two models have read the same tokens in the same kinds of attention.
+
+    Only then their weights have the same rows and columns.
+    """
+    kinds = {attention.kind: attention for attention in look.attention}
+    others = {attention.kind: attention for attention in other.attention}
+    if kinds.keys() != others.keys():
+        raise ValueError(
+            f"against: {other.model} has {', '.join(others) or 'no'} attention, {look.model} has "
+            f"{', '.join(kinds) or 'none'}; expected two models of one kind"
+        )
+
+    for kind, attention in kinds.items():
+        for one, two in (
+            (attention.rows, others[kind].rows),
+            (attention.columns, others[kind].columns),
+        ):
+            if one.tokens != two.tokens:
+                raise ValueError(
+                    f"against: {other.model} reads the text as {len(two.tokens)} tokens, not as "
+                    f"the {len(one.tokens)} of {look.model}; expected a model that reads the same"
+                )

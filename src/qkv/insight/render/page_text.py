@@ -11,8 +11,9 @@ from qkv.insight.inspect.look_data import (
     NORMS_MAX_TOKENS,
     LookData,
 )
-from qkv.insight.walk.telling_heads import WALK_MAX_TOKENS
 from qkv.insight.inspect.whole_words import WholeWord
+from qkv.insight.walk.model_walk import MODEL_WALK_MAX_TOKENS
+from qkv.insight.walk.telling_heads import WALK_MAX_TOKENS
 
 HEADING = 60
 """Words of a text in the heading, at most."""
@@ -92,6 +93,9 @@ def missing_views(look: LookData) -> dict[str, str]:
 
     if not look.walks:
         reasons["walk"] = why_no_walk(look, tokens)
+
+    if look.model_walk is None:
+        reasons["model"] = not_computed("model", tokens, MODEL_WALK_MAX_TOKENS)
 
     if look.attribution is None:
         reasons["attribution"] = why_no_attribution(look, tokens)

@@ -37,6 +37,7 @@ from qkv.insight.render.views import (
     view_data,
     with_overview,
 )
+from qkv.insight.render.walk.model_walk_table import show_model
 from qkv.insight.render.walk.walk_table import show_walk
 from qkv.tables import Table
 
@@ -70,7 +71,10 @@ def show_head(look: LookData, console: Console, choice: ViewChoice) -> None:
     """The weights of one head, or the mean of several, as a heat map."""
     view = attention_view(look, choice)
     heading(console, view.name, "Rows: queries, columns: keys; a row sums to 1.")
-    console.print(HeatMap(view.mean, view.rows, view.columns))
+    if view.told:
+        console.print(Text(f"{view.told}.", style="dim"))
+
+    console.print(HeatMap(view.mean, view.rows, view.columns, forbidden=view.blank))
 
 
 def show_heads(look: LookData, console: Console, choice: ViewChoice) -> None:
@@ -115,6 +119,9 @@ def show_lines(look: LookData, console: Console, choice: ViewChoice) -> None:
     """Each query with the keys of its largest weights."""
     view = attention_view(look, choice)
     heading(console, view.name, "Each query and the keys it attends to most.")
+    if view.told:
+        console.print(Text(f"{view.told}.", style="dim"))
+
     width = min(16, max(map(len, view.rows)) + 1)
     arrow = "─▶" if has_blocks(console) else "->"
 
@@ -285,6 +292,7 @@ def token_text(text: str, console: Console) -> str:
 
 VIEWS: dict[str, Callable[[LookData, Console, ViewChoice], None]] = {
     "walk": show_walk,
+    "model": show_model,
     "head": show_head,
     "heads": show_heads,
     "lines": show_lines,

@@ -11,8 +11,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from qkv.insight.inspect.capture import visible
-from qkv.insight.walk.head_equation import Projected
 from qkv.insight.inspect.hook_checks import capture_required
+from qkv.insight.walk.head_equation import Projected
 from qkv.models.model import Model
 from qkv.models.sites import AttentionSite, attention_sites
 from qkv.nn.hooks import CapturedValues, add_hook, hook_points
@@ -61,9 +61,7 @@ class AttentionRecorder:
     def recording(self) -> Iterator[None]:
         """Record the forward pass that runs while the context is open."""
         with ExitStack() as hooks:
-            self.captured = hooks.enter_context(
-                capture_required(self.model, self.points.values())
-            )
+            self.captured = hooks.enter_context(capture_required(self.model, self.points.values()))
             hooks.enter_context(seeing_residual(self.model, self.site, self.layer, self.residual))
             yield
 

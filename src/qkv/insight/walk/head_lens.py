@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from qkv.generation.fill import Guess
-from qkv.insight.inspect.logit_lens import top_guesses
+from qkv.insight.inspect.logit_lens import POSITIONS_PER_CHUNK, top_guesses
 from qkv.insight.inspect.model_input import readable_token
 from qkv.models.model import Model, backbone_of
 from qkv.models.sites import AttentionSite, output_stack, predicts_tokens
@@ -60,14 +60,18 @@ class LensOfHead:
 
         return self.backbone.logits(x).float().softmax(-1)[:, : self.vocabulary]
 
-    def around(self, written: Float[Tensor, "T E"]) -> HeadLens:
-        """The lens before and after a head that writes this."""
-        after = self.probability(self.x + written)
-        return HeadLens(
-            top_guesses(self.before, TOP, self.name),
-            top_guesses(after, TOP, self.name),
-            largest_changes(self.before, after, TOP, self.name),
-        )
+    def around(self, written: Float[Tensor, "H T E"]) -> list[HeadLens]:
+        """The lens before and after each of some heads that write this."""
+        before = top_guesses(self.before, TOP, self.name)
+        lenses = []
+        # Several heads at once, for each pass reads the whole output layer.
+        for heads in written.split(max(1, POSITIONS_PER_CHUNK // len(self.x))):
+            probability = self.probability((self.x + heads).flatten(0, 1))  # (h T, V)
+            for after in probability.split(len(self.x)):
+                changed = largest_changes(self.before, after, TOP, self.name)
+                lenses.append(HeadLens(before, top_guesses(after, TOP, self.name), changed))
+
+        return lenses
 
 
 def has_lens(model: Model, site: AttentionSite) -> bool:
@@ -99,10 +103,10 @@ def largest_changes(
     """The tokens of each row whose probability changed most, the largest change first."""
     change = (after - before).abs()
     ids = change.topk(min(top, change.shape[1])).indices  # (N, top)
-    rows = zip(ids.tolist(), before.gather(1, ids).tolist(), after.gather(1, ids).tolist())
+    columns = (ids, before.gather(1, ids), after.gather(1, ids))
     result = []
-    for row_ids, row_before, row_after in rows:
-        cells = zip(row_ids, row_before, row_after, strict=True)
+    for rows in zip(*map(Tensor.tolist, columns), strict=True):
+        cells = zip(*rows, strict=True)
         result.append([ProbabilityChange(name(id), id, p, q) for id, p, q in cells])
 
     return result

@@ -8,7 +8,7 @@ stream. From the same vectors, `HeadEquation` computes each score number by numb
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from qkv.generation.generate import without_dropout
+from qkv.insight.inspect.model_input import Reading, hidden
 from qkv.insight.walk.attention_record import (
     AttentionRecord,
     record_attention,
@@ -24,7 +25,6 @@ from qkv.insight.walk.attention_record import (
 )
 from qkv.insight.walk.head_equation import HeadEquation, head_equation
 from qkv.insight.walk.head_lens import HeadLens, LensOfHead, has_lens, norm_placement
-from qkv.insight.inspect.model_input import Reading, hidden
 from qkv.models.model import Model, backbone_of
 from qkv.models.sites import AttentionSite
 from qkv.nn.linear.linear import linear
@@ -139,8 +139,8 @@ def walk_heads(
         records = record_attention(model, wanted, lambda: hidden(model, reading))
         for place, record in records.items():
             walker = LayerWalker(model, tokenizer, sites[place], place[1], record)
-            for head in heads[place]:
-                walks[*place, head] = walker.walk(head)
+            for walk in walker.walks(list(heads[place])):
+                walks[walk.name] = walk
 
     return walks
 
@@ -164,8 +164,23 @@ class LayerWalker:
         if record.before is not None and has_lens(model, site):
             self.lens = LensOfHead(model, tokenizer, site, layer, record.before)
 
-    def walk(self, head: int, edit: EquationEdit | None = None) -> HeadWalk:
-        """The walk of one head, on the CPU; with `edit` its equation and mask are changed."""
+    def walks(self, heads: list[int], edit: EquationEdit | None = None) -> list[HeadWalk]:
+        """The walks of some heads; with `edit` their equations and masks are changed."""
+        writings = [self.written(head) for head in heads]
+        lenses: list[HeadLens | None] = [None] * len(heads)
+        known = [written for written in writings if written is not None]
+        if self.lens is not None and len(known) == len(heads):
+            lenses = list(self.lens.around(torch.stack(known)))
+
+        walks = []
+        for head, written, lens in zip(heads, writings, lenses, strict=True):
+            walk = self.walk(head, edit)
+            walks.append(replace(walk, written=optional_exact(written), lens=lens))
+
+        return walks
+
+    def walk(self, head: int, edit: EquationEdit | None) -> HeadWalk:
+        """The walk of one head up to its output."""
         record = self.record
         equation = head_equation(self.model, self.site, self.layer, head, record.projected)
         weights = record.weights[head]
@@ -187,13 +202,6 @@ class LayerWalker:
     ) -> HeadWalk:
         """The walk of a head with this equation; all else is as recorded."""
         record = self.record
-        output = record.output[head]
-        written = lens = None
-        if self.site.point:
-            written = self.written(head, output)
-        if written is not None and self.lens is not None:
-            lens = self.lens.around(written)
-
         norm = norm_placement(self.model) if self.site.point else None
         return HeadWalk(
             self.site.kind,
@@ -205,19 +213,23 @@ class LayerWalker:
             visible,
             scores,
             exact(record.weights[head]),
-            exact(output),
+            exact(record.output[head]),
             optional_exact(record.before),
-            optional_exact(written),
-            lens,
+            written=None,
+            lens=None,
         )
 
-    def written(self, head: int, output: Float[Tensor, "T X"]) -> Float[Tensor, "T E"] | None:
+    def written(self, head: int) -> Float[Tensor, "T E"] | None:
         """What the head adds to the residual stream: its output through its slice of W_O."""
+        if not self.site.point:
+            return None
+
         attention: Any = self.model.get_submodule(self.site.point.format(self.layer))
         projection = getattr(attention, "output", None)
         if not isinstance(projection, torch.nn.Linear):
             return None  # an attention of a user's own may end in another way
 
+        output = self.record.output[head]
         X = output.shape[-1]
         alone = output.new_zeros(len(output), projection.in_features)
         alone[:, head * X : (head + 1) * X] = output

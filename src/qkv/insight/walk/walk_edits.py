@@ -17,10 +17,10 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from qkv.insight.inspect.attention_edits import Edit, EditHooks
-from qkv.insight.walk.attention_record import PROJECTIONS, seen_keys
-from qkv.insight.walk.head_equation import HeadEquation, Projected, head_equation
 from qkv.insight.inspect.hook_checks import capture_required, require_hook
 from qkv.insight.inspect.model_input import Reading, ids_of
+from qkv.insight.walk.attention_record import PROJECTIONS, seen_keys
+from qkv.insight.walk.head_equation import HeadEquation, Projected, head_equation
 from qkv.models.model import Model, backbone_of
 from qkv.models.sites import AttentionSite
 from qkv.nn.attention.softmax import softmax_or_zeros
@@ -43,7 +43,8 @@ class WalkEdits:
     swap_keys: Sequence[tuple[int, int]] = ()
     """Pairs of tokens whose keys change places; their values stay."""
     move: Mapping[int, int] = field(default_factory=dict)
-    """By token: the position at which its key is taken to stand."""
+    """By token: the position at which its key is taken to stand; where only distances count
+    (rotary, ALiBi, relative) it may be below 0, further from the query than the text is long."""
     strength: float = 1.0
     """A factor of the head's output; 0 switches it off."""
 
@@ -77,10 +78,8 @@ class WalkEdits:
             for token in pair:
                 check_token("swap_keys", token, S)
 
-        for token, position in self.move.items():
+        for token in self.move:
             check_token("move", token, S)
-            if position < 0:
-                raise ValueError(f"move: expected a position of 0 or more, not {position}")
 
     def row(self, position: int, like: Tensor) -> Float[Tensor, "S"] | None:
         """The weights that replace those of a query, if it has any."""
@@ -154,7 +153,9 @@ class EditedHead:
         parts = []
         for projection in PROJECTIONS:
             value = self.seen[projection]
-            parts.append(value[0] if value.dim() == 4 else value)  # an RNN has no dimension of heads
+            parts.append(
+                value[0] if value.dim() == 4 else value
+            )  # an RNN has no dimension of heads
 
         scores = self.seen.get("scores")
         captured = None if scores is None else scores[0, self.head]
@@ -278,8 +279,8 @@ def moved_keys(
     arguments = ids_of(model, reading)
     positions = torch.arange(len(reading.text.ids), device=arguments["ids"].device)
     for token, new in edits.move.items():
-        if position == "learned" and new >= backbone.config.context:
-            last = backbone.config.context - 1
+        last = backbone.config.context - 1
+        if new < 0 or (position == "learned" and new > last):
             raise ValueError(f"move: expected a position of 0 to {last}, not {new}")
         positions[token] = new
 

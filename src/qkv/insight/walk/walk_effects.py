@@ -10,10 +10,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from qkv.generation.generate import without_dropout
+from qkv.insight.inspect.model_input import Reading, hidden, readable_token
 from qkv.insight.walk.attention_record import record_attention, site_named
 from qkv.insight.walk.head_lens import ProbabilityChange
 from qkv.insight.walk.head_walk import HeadName, HeadWalk, LayerWalker, counted
-from qkv.insight.inspect.model_input import Reading, hidden, readable_token
 from qkv.insight.walk.walk_edits import EditedHead, WalkEdits, moved_keys
 from qkv.models.model import Model, backbone_of
 from qkv.models.sites import predicts_tokens
@@ -87,7 +87,7 @@ def walk_effects(
             )
 
         walker = LayerWalker(model, tokenizer, site, layer, records[site.kind, layer])
-        walk = walker.walk(head, edited_head.edited if edits.changes_weights else None)
+        (walk,) = walker.walks([head], edited_head.edited if edits.changes_weights else None)
         if not predicts_tokens(model):
             return WalkEffects(walk, None)
 

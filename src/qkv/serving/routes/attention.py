@@ -16,8 +16,10 @@ from qkv.insight.inspect.look_data import ATTRIBUTION_MAX_TOKENS, LENS_MAX_TOKEN
 from qkv.insight.inspect.model_input import Reading, make_side, read
 from qkv.insight.look import Look, longest_side, look
 from qkv.insight.render.page import EXACT, blocks, cells, compact, described, opening
+from qkv.insight.render.page_parts import described_parts
 from qkv.insight.render.page_text import missing_views
 from qkv.insight.render.views import ViewChoice
+from qkv.insight.render.walk.model_walk_data import model_walk_data
 from qkv.models.model import Model
 from qkv.models.sites import attends, attention_sites
 from qkv.serving.http.errors import Json
@@ -80,6 +82,7 @@ async def attention(body: AttentionRequest, request: Request) -> Response:
                 norms=body.norms,
                 walks=False,
                 attribution=body.attribution,
+                model_walk=body.model_walk,
             )
             if result.next is None or body.top == DEFAULT_TOP:
                 return result
@@ -125,6 +128,7 @@ def check_size(model: Model, reading: Reading, body: AttentionRequest) -> None:
     limits = (
         ("lens", body.lens, LENS_MAX_TOKENS),
         ("norms", body.norms, LENS_MAX_TOKENS),
+        ("model_walk", body.model_walk, LENS_MAX_TOKENS),
         ("attribution", body.attribution, ATTRIBUTION_MAX_TOKENS),
         ("top", body.top > DEFAULT_TOP, LENS_MAX_TOKENS),
     )
@@ -173,11 +177,14 @@ def look_response(result: Look, body: AttentionRequest) -> Response:
     start = opening(result, ViewChoice(kind=body.kind), fetches=True)
     packed = dict(blocks(result, code, str(start.get("kind")), start.get("layer", 0)))
 
+    walk = result.model_walk
     return Json(
         {
             "data": described(result, code) | {"start": start} | walks_to_fetch(result),
             "blocks": packed,
             "next": None if result.next is None else compact(result.next, result.leading_spaces),
             "lens": None if result.lens is None else compact(result.lens, result.leading_spaces),
+            "parts": described_parts(result),
+            "model_walk": walk and model_walk_data(walk),
         }
     )

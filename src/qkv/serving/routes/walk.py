@@ -11,9 +11,9 @@ from starlette.responses import Response
 
 from qkv.insight.inspect.attention_edits import Edit, apply_edits
 from qkv.insight.inspect.model_input import Reading, make_side
-from qkv.insight.walk.walk_effects import WalkEffects, walk_effects
 from qkv.insight.look import longest_side
 from qkv.insight.render.walk.walk_data import shortened, walk_data
+from qkv.insight.walk.walk_effects import WalkEffects, walk_effects
 from qkv.models.sites import attends
 from qkv.serving.http.errors import Json
 from qkv.serving.http.output_stream import job_result
@@ -59,7 +59,7 @@ async def walk(body: WalkRequest, request: Request) -> Response:
             )
             check_length(reading)
             return walk_effects(
-                model, reading, tokenizer, name, body.edits.edits, position=body.position
+                model, reading, tokenizer, name, body.walk_edits, position=body.position
             )
 
     result = await while_connected(

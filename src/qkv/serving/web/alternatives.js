@@ -1,3 +1,4 @@
+// @ts-check
 // Alternatives to a token: a card beside it, from which generation continues with another one.
 
 import { fillBars } from "qkv/bar_list.js";

@@ -1,3 +1,4 @@
+// @ts-check
 // The answer of a chat while it arrives: its tokens, and the turn that shows them.
 
 import { element } from "qkv/elements.js";
@@ -6,6 +7,7 @@ import { GeneratedText } from "./generated_text.js";
 import { note, problem } from "./notices.js";
 import { generation, headsOff } from "./settings.js";
 import { Tokens } from "./tokens.js";
+/** @import { App } from "./app.js" */
 
 const ALTERNATIVES = 10;
 
@@ -30,6 +32,13 @@ export async function fetchAlternatives(app, prompt) {
 }
 
 export class AnswerStream {
+  /** @type {() => AbortSignal} */
+  begin;
+  /** @type {object} */
+  body;
+  /** @type {App} */
+  app;
+
   /** `begin` are the tokens with which the answer begins. */
   constructor(app, body, begin) {
     Object.assign(this, { app, body, begin });

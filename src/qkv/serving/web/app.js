@@ -1,3 +1,4 @@
+// @ts-check
 // The frame of the playground: tabs, model, theme, link, and all settings.
 
 import { element } from "qkv/elements.js";
@@ -76,7 +77,8 @@ export class App {
     );
     const list = element("div", { class: "tabs", role: "tablist", "aria-label": "Tasks" }, ...this.tabs);
     list.addEventListener("keydown", (event) => this.moveTab(event));
-    this.picker = new ModelPicker((model) => this.set({ model, look: "" }));
+    const chosen = (model) => ({ ...this.panels.get("look")?.forAnotherModel, model, look: "" });
+    this.picker = new ModelPicker((model) => this.set(chosen(model)));
     this.gate = element("div", { class: "gate" });
     this.panel = element("div", { id: "panel", role: "tabpanel", tabindex: -1 });
     this.inside = new InsideView(this);
@@ -89,7 +91,7 @@ export class App {
         this.picker.element,
         element("span", { class: "tools" }, this.link, this.theming),
       ),
-      list,
+      element("div", { role: "navigation", "aria-label": "Tasks" }, list),
       element("main", {}, this.gate, this.panel),
       this.status,
     );

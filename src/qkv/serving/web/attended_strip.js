@@ -1,3 +1,4 @@
+// @ts-check
 // The text as tokens, shaded by how much the chosen token attends to each of them in the chosen head.
 
 import { element, percent } from "qkv/elements.js";
@@ -8,9 +9,15 @@ const NAMED = 3; // tokens in the sentence
 
 export class AttendedStrip {
   constructor() {
-    this.queries = new TokenStrip("The target; choose a token", (token) => this.page?.set({ token }));
-    this.keys = new TokenStrip("The text; choose a token", (token) => this.same && this.page?.set({ token }));
+    this.queries = new TokenStrip("The target: arrow keys choose a token", (token) => this.page?.set({ token }));
+    const pick = (token) => this.same && this.page?.set({ token });
+    this.keys = new TokenStrip("The text: arrow keys choose a token", pick);
     this.keys.element.classList.add("keys");
+    for (const { element: strip } of [this.queries, this.keys]) {
+      strip.tabIndex = 0;
+      strip.setAttribute("role", "group");
+      strip.addEventListener("keydown", (event) => this.key(event));
+    }
     this.sentence = element("p", { class: "attended-sentence" });
     this.element = element(
       "section",
@@ -46,6 +53,14 @@ export class AttendedStrip {
     this.keys.reveal();
     this.tell(rows.texts[row], columns, weights && matrix.strongest(row, NAMED));
     this.element.dataset.shown = `${kind} ${layer} ${head} ${row}`;
+  }
+
+  /** Arrow keys choose another token. */
+  key(event) {
+    const by = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+    if (!by || event.ctrlKey || event.metaKey || event.altKey) return;
+    event.preventDefault();
+    this.page?.step(by);
   }
 
   /** Layer 13, head 8: “it” attends to “cat” 80.1%, … */

@@ -1,3 +1,4 @@
+// @ts-check
 // The data source of the attention page: one response of /v1/attention, and further parts when they are shown.
 
 import { fromBase64 } from "qkv/store.js";
@@ -30,6 +31,7 @@ function lackingOf(data, size, explains) {
   if (data.next && stacked) offer("lens", SHORT);
   if (stacked) offer("norms", SHORT);
   if (data.next || explains) offer("attribution", ATTRIBUTED);
+  offer("model", SHORT);
   return missing;
 }
 
@@ -64,6 +66,7 @@ export function sourceOf(response, body, explains = false) {
       ...data,
       attention: data.attention.map((kind) => ({ ...kind, layers: [...Array(kind.depth).keys()] })),
       attribution: attributionOf(data),
+      parts: data.next, // they come with the attribution
       lacking: lackingOf(data, size, explains),
     },
 
@@ -79,6 +82,7 @@ export function sourceOf(response, body, explains = false) {
     async part(name) {
       if (name === "next" && response.next) return response.next.map((guesses) => guesses.slice(0, LISTED));
       if (response[name]) return response[name];
+      if (name === "parts") return (await fetchPart("attribution")).parts;
       const more = await fetchPart(name);
       return more[name] ?? more.data[name];
     },

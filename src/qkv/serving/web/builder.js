@@ -1,3 +1,4 @@
+// @ts-check
 // Zero-, one- and few-shot prompts: a task description, some examples, and the prompt.
 
 import { choice, element } from "qkv/elements.js";
@@ -50,6 +51,9 @@ export function compose({ task, arrow, examples, prompt, shots }) {
 }
 
 export class Builder {
+  /** @type {any} */
+  arrow;
+
   constructor(app, use) {
     this.app = app;
     this.shots = choice("Number of examples", SHOTS, (shots) => this.set({ shots }));

@@ -1,3 +1,4 @@
+// @ts-check
 // Chat: a streamed conversation with branches. Tokens of an answer have alternatives; nothing is lost by an edit.
 
 import { element } from "qkv/elements.js";
@@ -289,7 +290,7 @@ export class Chat {
   }
 
   /** Adds an answer as a branch, or puts its longer form in the place of the node `extend`. */
-  finish(parent, { text, prompt, tokens, reason, extend }) {
+  finish(parent, /** @type {any} */ { text, prompt, tokens, reason, extend }) {
     const node = { role: "assistant", content: text, model: this.app.model.id, prompt, tokens, reason };
     const { conversation } = this;
     this.set(extend === undefined ? conversation.add(parent, node) : conversation.replace(extend, node));

@@ -1,3 +1,4 @@
+// @ts-check
 // The buttons of a chat, and when each of them can be used.
 
 import { element } from "qkv/elements.js";

@@ -1,3 +1,4 @@
+// @ts-check
 // Classify: the prediction of a fine-tuned model for a text, two texts, choices, or each word of a sentence.
 
 import { barList } from "qkv/bar_list.js";

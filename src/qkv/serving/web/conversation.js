@@ -1,3 +1,4 @@
+// @ts-check
 // A conversation as a tree: an edited message or another answer is a branch beside the old one, which is kept.
 
 import { parsed } from "./settings.js";
@@ -8,6 +9,7 @@ const ROOT = -1;
 
 /** The messages of an address. */
 export function linkedMessages(talk) {
+  /** @type {(message: any) => boolean} */
   const known = ({ role, content } = {}) => ["user", "assistant"].includes(role) && typeof content === "string";
   const stored = parsed(talk, []);
   return Array.isArray(stored) ? stored.filter((message) => known(message ?? {})) : [];
@@ -16,6 +18,11 @@ export function linkedMessages(talk) {
 /** A node is {parent, role, content}, and for an answer {model, prompt, tokens, reason}: `prompt` are the ids before
  * it. `chosen` has the shown child of each node. Nothing is changed in place, so that undo keeps the old one. */
 export class Conversation {
+  /** @type {any} */
+  nodes;
+  /** @type {any} */
+  chosen;
+
   constructor(nodes = [], chosen = {}) {
     Object.assign(this, { nodes, chosen });
   }

@@ -1,3 +1,4 @@
+// @ts-check
 // Next-token probabilities: of the model, and after the sampling parameters, which are applied in the browser at once.
 
 import { fillBars, left } from "qkv/bar_list.js";
@@ -8,11 +9,13 @@ import { note } from "./notices.js";
 import { redraw } from "./sampling_math.js";
 import { headsOff, penalised, sampling } from "./settings.js";
 import { named, probabilityOf } from "./tokens.js";
+/** @import { App } from "./app.js" */
 
 const SHOWN = 10;
 const KNOWN = 200; // tokens whose probabilities are requested; of the others their sum is known
 const PAUSE = 180; // milliseconds without a change before a request
 
+const NEUTRAL = { temperature: 1, top_k: 0, top_p: 1, min_p: 0 };
 const PENALTIES = "Penalties are applied in addition, while text is generated.";
 const ESTIMATED = "All others are estimated.";
 const NOTHING = "Write a prompt to see the next-token probabilities.";
@@ -25,9 +28,17 @@ function last(text) {
 }
 
 export class Distribution {
+  /** @type {any} */
+  rawOnly;
+
+  /** @type {App} */
+  app;
+  /** @type {(picked: any) => void} */
+  onpick;
+
   /** `onpick(token)` makes the bars buttons; `tools` are shown under the heading. */
   constructor(app, { onpick = null, tools = [] } = {}) {
-    Object.assign(this, { app, onpick });
+    Object.assign(this, { app, onpick, rawOnly: false }); // rawOnly: the sampling parameters do not apply
     this.latest = new Latest();
     this.after = element("p", { class: "note" });
     this.list = element("ol", { class: "bars two-bars", "aria-label": "The likeliest next tokens" });
@@ -59,11 +70,11 @@ export class Distribution {
     const off = headsOff(settings);
     const body = { model: model?.id, prompt, top: KNOWN, ...(off.length ? { heads_off: off } : {}) };
     const key = JSON.stringify(body);
-    if (this.key === key) {
+    if (this.asked === key) {
       this.redrawAll(); // the sampling parameters may be others
       return;
     }
-    this.key = key;
+    this.asked = key;
     this.raw = null;
     clearTimeout(this.timer);
     this.element.setAttribute("aria-busy", "true");
@@ -81,8 +92,8 @@ export class Distribution {
   showGuesses(guesses, ...after) {
     const key = JSON.stringify(guesses);
     this.after.replaceChildren(...after);
-    if (this.key !== key) this.drawnFor = null;
-    this.key = key;
+    if (this.asked !== key) this.drawnFor = null;
+    this.asked = key;
     const tokens = guesses.map(([text, id, probability]) => ({ text, id, logprob: Math.log(probability) }));
     this.raw = { tokens, body: null };
     this.redrawAll();
@@ -92,7 +103,7 @@ export class Distribution {
   none(reason) {
     clearTimeout(this.timer);
     this.latest.stop();
-    this.key = this.raw = null;
+    this.asked = this.raw = null;
     this.showNote(reason);
   }
 
@@ -109,16 +120,18 @@ export class Distribution {
 
   failed(error) {
     if (error.name === "AbortError") return;
-    this.key = this.raw = null;
+    this.asked = this.raw = null;
     this.showNote(error.message);
   }
 
   /** Applies the sampling parameters; asks the server if the result depends on tokens that are not known here. */
   redrawAll() {
     if (!this.raw) return;
-    const { requestSettings: settings, model } = this.app;
+    const { requestSettings, model } = this.app;
+    const settings = this.rawOnly ? { ...requestSettings, ...NEUTRAL } : requestSettings;
     const { temperature, top_k, top_p, min_p } = settings;
-    const filters = JSON.stringify([temperature, top_k, top_p, min_p, penalised(settings)]);
+    const filters = JSON.stringify([temperature, top_k, top_p, min_p, penalised(settings), this.rawOnly]);
+    this.element.classList.toggle("raw-only", this.rawOnly);
     if (this.drawnFor === filters) return;
     this.drawnFor = filters;
     clearTimeout(this.timer);

@@ -1,3 +1,4 @@
+// @ts-check
 // Effect of a change: the next token before and after, and how likely each token of the text became.
 
 import { fillBars } from "qkv/bar_list.js";
@@ -7,6 +8,7 @@ import { fetchJson } from "./api.js";
 import { notice, problem } from "./notices.js";
 import { SignedTokens, signed, signedLegend } from "./signed_tokens.js";
 import { named } from "./tokens.js";
+/** @import { App } from "./app.js" */
 
 const SHOWN = 12; // next tokens
 const MOST = 512; // tokens of the text that the server reads
@@ -14,6 +16,11 @@ const REST = 250; // milliseconds without a change before the request
 const HINT = "Point at a token, or use the arrow keys, to see its numbers.";
 
 export class Effect {
+  /** @type {App} */
+  app;
+  /** @type {any} */
+  ontexts;
+
   /** Calls `ontexts` with the continuations of a response, or null. */
   constructor(app, ontexts) {
     Object.assign(this, { app, ontexts });

@@ -1,3 +1,4 @@
+// @ts-check
 // Which tokens led a fine-tuned model to its answer: the text tinted by them, and the largest shares as a list.
 
 import { fillBars } from "qkv/bar_list.js";

@@ -1,3 +1,4 @@
+// @ts-check
 // Zero, one and few shots side by side: the same question after no, one and all examples.
 
 import { element, percent } from "qkv/elements.js";
@@ -6,16 +7,23 @@ import { Latest, fetchJson } from "./api.js";
 import { notice, problem } from "./notices.js";
 import { headsOff } from "./settings.js";
 import { named, probabilityOf, spaced } from "./tokens.js";
+/** @import { App } from "./app.js" */
 
 const LISTED = 5; // likeliest first tokens of the answer
 const LENGTH = 12; // tokens of an answer, which ends with its line
 
 export class FewShot {
+  /** @type {App} */
+  app;
+  /** @type {any} */
+  prompts;
+
   /** `prompts()` gives triples of a number of examples, its title and the prompt. */
   constructor(app, prompts) {
     Object.assign(this, { app, prompts });
     this.latest = new Latest();
-    this.start = element("button", { type: "button", onclick: () => this.compare() }, "Compare zero, one and few shots");
+    const act = { type: "button", onclick: () => this.compare() };
+    this.start = element("button", act, "Compare zero, one and few shots");
     this.columns = element("div", { class: "shots" });
     this.message = element("div");
     this.element = element(
@@ -79,12 +87,13 @@ export class FewShot {
       const number = element("span", { class: "number" }, percent(probability));
       return element("li", { "aria-label": says }, spaced(token), number, bar);
     });
+    const shown = printable(text.trim()) || "∅";
     return element(
       "div",
       { class: "shot" },
       element("h3", {}, title),
       element("pre", { class: "preview", tabindex: 0, "aria-label": `Prompt, ${title}` }, printable(prompt)),
-      element("p", { class: "shot-answer" }, element("span", { class: "name" }, "Answer "), printable(text.trim()) || "∅"),
+      element("p", { class: "shot-answer" }, element("span", { class: "name" }, "Answer "), shown),
       element("p", { class: "name" }, "Its first token"),
       element("ol", { class: "bars" }, ...items),
     );

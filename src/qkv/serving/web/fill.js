@@ -1,3 +1,4 @@
+// @ts-check
 // Fill: the predicted tokens for each [mask] of a text.
 
 import { barList, left } from "qkv/bar_list.js";

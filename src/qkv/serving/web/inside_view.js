@@ -1,3 +1,4 @@
+// @ts-check
 // The view inside the model: attention of the text on the page, also while it is generated. One request at a time.
 
 import { element } from "qkv/elements.js";
@@ -12,6 +13,15 @@ const REST = 350; // milliseconds after a key press before the next request
 const pause = (time) => new Promise((resume) => setTimeout(resume, time));
 
 export class InsideView {
+  /** @type {() => void} */
+  redraw;
+  /** @type {() => void} */
+  reread;
+  /** @type {string} */
+  model;
+  /** @type {string} */
+  kinds;
+
   constructor(app) {
     this.app = app;
     this.toggle = element("button", {
@@ -72,7 +82,7 @@ export class InsideView {
     };
     root.addEventListener("click", switchHead, { capture: true });
     return {
-      tag: "div",
+      tag: /** @type {"div"} */ ("div"),
       heading: false,
       grows: true,
       keys: root,
@@ -111,7 +121,7 @@ export class InsideView {
     this.key = key;
     this.wanted = body;
     if (!body) this.empty();
-    else if (!this.requesting) this.begin(panel.running || panel.atOnce ? 0 : REST);
+    else if (!this.requesting) this.begin(panel.running || panel.hurried ? 0 : REST);
   }
 
   /** In Look the views come first, elsewhere the heads that are switched off. */
@@ -185,6 +195,7 @@ export class InsideView {
 
   clear() {
     this.page = this.response = null;
+    this.app.panelOf(this.app.settings.tab).insideCleared?.();
     this.container.replaceChildren();
   }
 

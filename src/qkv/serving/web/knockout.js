@@ -1,3 +1,4 @@
+// @ts-check
 // Changing heads, and steering: what it does to the text on the page, and both texts side by side.
 
 import { element } from "qkv/elements.js";

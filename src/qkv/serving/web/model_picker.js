@@ -1,3 +1,4 @@
+// @ts-check
 // The choice of the model, with its size. It keeps its place while models load, so that nothing below it moves.
 
 import { element } from "qkv/elements.js";

@@ -1,3 +1,4 @@
+// @ts-check
 // The models of the server: what each can do, and whether it is loaded.
 
 import { Problem, fetchJson } from "./api.js";
@@ -14,6 +15,11 @@ export const TABS = {
 const SOON = 1000; // milliseconds between two checks whether a model is loaded, or the server is back
 
 export class Models {
+  /** @type {() => void} */
+  back;
+  /** @type {() => void} */
+  changed;
+
   /** Calls `changed()` after a change, and `back()` before it when the server responds again. */
   constructor(changed, back) {
     Object.assign(this, { changed, back });

@@ -1,3 +1,4 @@
+// @ts-check
 // Notices in place of a result: waiting, empty, error, or not available.
 
 import { element } from "qkv/elements.js";

@@ -1,3 +1,4 @@
+// @ts-check
 // Sampling parameters: a slider, a number and a short hint for each.
 
 import { element } from "qkv/elements.js";
@@ -16,6 +17,7 @@ const MORE = [
   ["frequency_penalty", "Frequency", -2, 2, 0.1, "the same, times the number of occurrences"],
 ];
 const BRIEF = ["temperature", "top_k", "top_p", "min_p"]; // those that shape the distribution
+const ROOMY = matchMedia("(min-width: 881px)"); // beside the text; on a narrow screen it would be above the attention
 const WHOLE = ["top_k", "max_tokens", "seed"];
 
 export class Sampling {
@@ -42,10 +44,10 @@ export class Sampling {
         element("span", { class: "hint" }, "one per line; \\n is a line break"),
       ),
     );
-    const listed = brief ? [...MAIN, ...MORE].filter(([name]) => BRIEF.includes(name)) : MAIN;
+    const listed = brief ? [...MAIN, ...MORE].filter(([name]) => BRIEF.includes(String(name))) : MAIN;
     this.element = element(
       "details",
-      { class: brief ? "sampling brief" : "sampling", open: true },
+      { class: brief ? "sampling brief" : "sampling", open: !brief || ROOMY.matches },
       element("summary", {}, "Sampling parameters"),
       ...listed.map(row),
       element(

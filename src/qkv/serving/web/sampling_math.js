@@ -1,4 +1,5 @@
-// The sampling parameters applied to the likeliest tokens, without a request: the arithmetic of qkv.generation.sampling.
+// @ts-check
+// The sampling parameters applied to the likeliest tokens in the browser: the arithmetic of qkv.generation.sampling.
 //
 // The page knows the probabilities of the likeliest tokens, and of all others their sum and number alone. Where the
 // result depends on how that sum is spread, it is an estimate (`exact` is false), and the server has to be asked.

@@ -1,3 +1,4 @@
+// @ts-check
 // All settings as the end of the page's address: a link or a reload restores them.
 
 /** Texts to look at: a reference, a repetition, a word with two senses; and for a translator from English. */
@@ -45,7 +46,7 @@ export const DEFAULTS = {
   theme: "",
   run: false, // in a copied link: request the result when it is opened
   on: "", // in a copied link: ids of an edited text, "1.2_3.4*": prompt, generated, * chosen by hand
-  on_off: "", // in a copied link: the heads that were off when this text was generated, if others are now; "none"
+  on_off: "", // in a copied link: the heads that were off when this text was generated, if others are now: "none*4;0.1*6"
 };
 
 /** Reads the settings of an address; unknown names are ignored. */

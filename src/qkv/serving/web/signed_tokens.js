@@ -1,3 +1,4 @@
+// @ts-check
 // A text whose tokens are tinted by a signed number: more in one colour, less in the other; also as a table.
 
 import { element } from "qkv/elements.js";

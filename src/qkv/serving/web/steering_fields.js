@@ -1,3 +1,4 @@
+// @ts-check
 // The fields of steering: two prompts, a layer and a strength. Their difference is a direction.
 
 import { element } from "qkv/elements.js";
@@ -90,9 +91,9 @@ export class SteeringFields {
     if (settings.steer && this.shown === undefined) this.element.open = true;
     this.shown = settings.steer;
     for (const name of ["from", "to"]) if (this[name].value !== steering[name]) this[name].value = steering[name];
-    this.layer.max = this.layers - 1;
+    this.layer.max = String(this.layers - 1);
     this.layer.value = steering.layer;
-    this.strength.value = steering.strength;
+    this.strength.value = String(steering.strength);
     this.number.textContent = steering.strength.toFixed(1);
     this.clear.hidden = settings.steer === "";
   }

@@ -1,3 +1,4 @@
+// @ts-check
 // The turns of a conversation: text or tokens, Edit for a message, and ‹ 1/2 › between branches.
 
 import { element } from "qkv/elements.js";

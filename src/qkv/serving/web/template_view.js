@@ -1,3 +1,4 @@
+// @ts-check
 // What the model reads: a conversation as the chat template writes it, with the template's own tokens marked.
 
 import { element } from "qkv/elements.js";
@@ -5,10 +6,16 @@ import { printable, quoted } from "qkv/token_text.js";
 import { Latest, fetchJson } from "./api.js";
 import { note } from "./notices.js";
 import { named } from "./tokens.js";
+/** @import { App } from "./app.js" */
 
 const REST = 250; // milliseconds without a change before the request
 
 export class TemplateView {
+  /** @type {App} */
+  app;
+  /** @type {any} */
+  messages;
+
   constructor(app, messages) {
     Object.assign(this, { app, messages });
     this.latest = new Latest();

@@ -1,3 +1,4 @@
+// @ts-check
 // A text as tokens, coloured by their probability; arrow keys move between them, Enter opens one.
 
 import { element, percent } from "qkv/elements.js";

@@ -1,3 +1,4 @@
+// @ts-check
 // Generate: a prompt, the generated tokens, and alternatives to each of them.
 
 import { element } from "qkv/elements.js";
@@ -7,6 +8,7 @@ import { Latest, fetchJson, stream } from "./api.js";
 import { Builder } from "./builder.js";
 import { Distribution } from "./distribution.js";
 import { GeneratedText, parseIds } from "./generated_text.js";
+import { offOfEach, offThen } from "./heads_then.js";
 import { notice, problem } from "./notices.js";
 import { readTokens } from "./read_tokens.js";
 import { Sampling, newSeed } from "./sampling.js";
@@ -174,28 +176,36 @@ export class Write {
     if (!text?.generated.length) return {};
     if (text.recipe === this.recipe) return { run: true };
     if (text.ids.length > LINKED || text.full) return null;
-    // its probabilities are those without the heads that were off then
-    const others = text.off !== this.app.requestSettings.off;
-    return { on: text.linkIds, ...(others ? { on_off: text.off || "none" } : {}) };
+    // the probability of a token is that without the heads that were off then
+    return { on: text.linkIds, on_off: offThen(text.generated, this.app.requestSettings.off) };
   }
 
   /** Restores the text of a link: generates it again, or reads its ids if it was edited. */
-  async restore(on, offThen = "") {
+  async restore(on, heads = "") {
     if (on === "") {
       this.generate();
       return;
     }
     const { app, newText } = this;
-    const prompt = parseIds(on).flat().map((id) => parseInt(id, 10));
-    const off = headsOff(offThen ? { off: offThen } : app.requestSettings);
+    const [before, after] = parseIds(on).map((ids) => ids.map((id) => parseInt(id, 10)));
+    const offs = offOfEach(heads, after.length, newText.off);
     try {
-      const how = { off, logprobs: ALTERNATIVES, signal: this.latest.begin() };
-      const tokens = await readTokens(newText.model, prompt, how);
-      this.text = GeneratedText.fromLink(on, tokens, { ...newText, off: off.join(" ") });
+      const signal = this.latest.begin();
+      const read = (off) =>
+        readTokens(newText.model, [...before, ...after], { off: headsOff({ off }), logprobs: ALTERNATIVES, signal });
+      const all = [...new Set([...offs, newText.off])];
+      /** @type {[string, any][]} */
+      const pairs = await Promise.all(all.map(async (off) => /** @type {[string, any]} */ ([off, await read(off)])));
+      const readings = new Map(pairs);
+      const tokens = readings.get(newText.off).map((token, index) => {
+        const off = offs[index - before.length];
+        return off === undefined ? token : { ...readings.get(off)[index], off };
+      });
+      this.text = GeneratedText.fromLink(on, tokens, { ...newText, off: offs.at(-1) ?? newText.off });
       this.redraw();
     } catch (error) {
       if (error.name === "AbortError") return;
-      this.message.replaceChildren(problem(error, () => this.restore(on, offThen)));
+      this.message.replaceChildren(problem(error, () => this.restore(on, heads)));
       app.failed(error);
     }
   }
@@ -215,7 +225,7 @@ export class Write {
     try {
       const now = this.current ?? (await this.readPrompt());
       if (now.full) return;
-      const generated = [...now.generated, { id, text, token, logprob, chosen: true }];
+      const generated = [...now.generated, { id, text, token, logprob, chosen: true, off: app.requestSettings.off }];
       this.text = now.with({ generated, reason: "chosen", off: app.requestSettings.off, before: this.text });
       this.redraw();
       app.announce(`Added ${quoted(named({ id, text, token }))}.`);
@@ -292,6 +302,7 @@ export class Write {
   append(text, event) {
     const [choice] = event.choices ?? [];
     const first = text.append(event.prompt_tokens, choice);
+    for (const token of text.newTokens) token.off ??= text.off;
     if (this.text !== text) return;
     if (text.reason === "stop") this.tokens.show(text.all);
     else this.tokens.add(text.all.slice(first));
@@ -328,8 +339,8 @@ export class Write {
     const token = text.all[position];
     const known = token.alternatives?.length ? Promise.resolve(token.alternatives) : this.fetchAlternatives(position);
     this.alternatives.open(node, token, known, ({ id, text: chosenText, token: name, logprob }) => {
-      const { alternatives = [] } = token;
-      const next = text.upTo(position, { id, text: chosenText, token: name, logprob, chosen: true, alternatives });
+      const { alternatives = [], off } = token;
+      const next = text.upTo(position, { id, text: chosenText, token: name, logprob, chosen: true, alternatives, off });
       this.app.set({ prompt: next.prompt }); // it changes with a token of the prompt
       if (!next.full) this.run(next, next.ids);
       else {

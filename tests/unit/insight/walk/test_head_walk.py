@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,11 +11,17 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from qkv.insight.walk.head_walk import HeadWalk, walk_head, walk_heads
+from qkv import plugins
 from qkv.insight.inspect.logit_lens import logit_lens
 from qkv.insight.inspect.model_input import read
+from qkv.insight.walk.head_walk import HeadWalk, walk_head, walk_heads
+from qkv.insight.walk.walk_edits import WalkEdits
+from qkv.insight.walk.walk_effects import walk_effects
+from qkv.models import build
+from qkv.models.configs import OwnGPTConfig
 from qkv.models.model import backbone_of
 from qkv.models.sites import attention_sites
+from qkv.nn.attention.multi_head import MultiHeadAttention
 from qkv.nn.hooks import capture
 from qkv.text import train
 from support.families import (
@@ -28,6 +35,7 @@ from support.families import (
     transformer,
     words,
 )
+from support.own_gpt_files import write_own_gpt
 from support.readings import reading
 from support.small_task_models import small_tuned
 
@@ -99,20 +107,24 @@ def test_every_head_of_every_family(make: Any, kind: str) -> None:
     with capture(model, "*") as captured, torch.no_grad():
         model(*arguments)
 
-    for (kind, layer, head), walk in walks.items():
+    for (place, layer, head), walk in walks.items():
         assert walk.equation.score != "other"
         assert_close(walk.weights, weights_by_hand(walk), rtol=0, atol=1e-5)
         assert_close(walk.weights @ walk.equation.value, walk.output, rtol=0, atol=1e-9)
-        site = next(site for site in attention_sites(model) if site.kind == kind)
+        site = next(site for site in attention_sites(model) if site.kind == place)
         if not site.point:
             expected = torch.cat(captured.every["context"], dim=1)[0]
             assert_close(walk.output, expected, rtol=0, atol=0)
-            assert walk.written is walk.lens is walk.before is None
+            assert (walk.written, walk.lens, walk.before) == (None, None, None)
             continue
         at = site.point.format(layer)
         for name, mine in (("scores", walk.scores), ("weights", walk.weights)):
             assert_close(mine, captured[f"{at}.{name}"][0, head], rtol=0, atol=0)
         assert_close(walk.output, captured[f"{at}.heads"][0, head], rtol=0, atol=0)
+
+
+def total_written(walks: Any, kind: str, layer: int, heads: int) -> Tensor:
+    return torch.stack([walks[kind, layer, head].written for head in range(heads)]).sum(0)
 
 
 @pytest.mark.parametrize(
@@ -145,7 +157,7 @@ def test_what_the_heads_write_sums_to_the_output_of_attention(model: Any) -> Non
     for site in attention_sites(model):
         for layer in range(site.depth):
             at = site.point.format(layer)
-            written = sum(walks[site.kind, layer, head].written for head in range(site.heads))
+            written = total_written(walks, site.kind, layer, site.heads)
             bias = model.get_submodule(at).output.bias
             assert_close(written + bias, seen[at][0], rtol=0, atol=1e-9)
 
@@ -163,9 +175,11 @@ def test_the_residual_stream_before_attention() -> None:
     assert_close(decoder.before, captured["decoder.blocks.1.before"][0])
 
     # What all heads of cross-attention write leads from the stream before it to the one after it.
-    heads = [walk_head(model, text, TOKENIZER, layer=1, head=head) for head in range(4)]
-    block = model.decoder.blocks[1]
-    total = cross.before + sum(walk.written for walk in heads) + block.cross_attention.output.bias
+    walks = walk_heads(model, text, TOKENIZER, [("cross", 1, head) for head in range(4)])
+    block: Any = model.decoder.blocks[1]
+    written = total_written(walks, "cross", 1, 4)
+    assert cross.before is not None
+    total = cross.before + written + block.cross_attention.output.bias
     after = block.cross_attention_residual.norm(total)
     assert_close(after, captured["decoder.blocks.1.between"][0], rtol=0, atol=1e-9)
 
@@ -180,8 +194,9 @@ def test_rotary_vectors_turn_to_those_that_enter_the_equation() -> None:
     assert_close(rotary.turned(rotary.key, positions), equation.key, rtol=0, atol=1e-6)
 
     # The score depends on the distance alone: both ten positions later give the same.
-    later = rotary.turned(rotary.query, positions + 10) @ rotary.turned(rotary.key, positions + 10).T
-    assert_close(later, equation.raw_scores(), rtol=0, atol=1e-4)
+    query = rotary.turned(rotary.query, positions + 10)
+    key = rotary.turned(rotary.key, positions + 10)
+    assert_close(query @ key.T, equation.raw_scores(), rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize("position", ["alibi", "relative"])
@@ -190,7 +205,8 @@ def test_the_bias_is_a_function_of_the_distance(position: str) -> None:
     text, _ = input_of(model)
     equation = walk_head(model, text, TOKENIZER, layer=1, head=2).equation
     steps = torch.arange(T)
-    assert equation.bias_of is not None and equation.bias is not None
+    assert equation.bias_of is not None
+    assert equation.bias is not None
     with torch.no_grad():
         again = equation.bias_of(steps.unsqueeze(1) - steps)
     assert_close(again.to(equation.bias), equation.bias, rtol=0, atol=1e-6)
@@ -200,7 +216,9 @@ def test_the_lens_before_is_the_logit_lens_and_the_lens_after_adds_this_head_alo
     model = gpt()
     text, _ = input_of(model)
     walk = walk_head(model, text, TOKENIZER, layer=1, head=3)
-    assert walk.lens is not None and walk.before is not None and walk.written is not None
+    assert walk.lens is not None
+    assert walk.before is not None
+    assert walk.written is not None
     before = logit_lens(model, TOKENIZER, text)[1]
     assert [[guess.id for guess in row] for row in walk.lens.before] == [
         [guess.id for guess in row] for row in before
@@ -236,3 +254,40 @@ def test_a_head_that_does_not_exist() -> None:
         walk_head(model, text, TOKENIZER, layer=0, head=4)
     with pytest.raises(ValueError, match="kind: this model has self, not cross"):
         walk_head(model, text, TOKENIZER, kind="cross", layer=0, head=0)
+
+
+class Doubled(MultiHeadAttention):
+    """Attention whose scores are not those of its query and key."""
+
+    def attend(self, query: Tensor, *others: Any) -> Any:
+        return super().attend(2 * query, *others)
+
+
+def test_an_attention_that_scores_in_its_own_way_says_so() -> None:
+    model = gpt(depth=1)
+    model.stack.blocks[0].attention.__class__ = Doubled
+    text, _ = input_of(model)
+    walk = walk_head(model, text, TOKENIZER, layer=0, head=0)
+    assert walk.equation.score == "other"
+    assert_close(walk.scores.softmax(-1), walk.weights)
+
+
+def test_a_student_s_own_gpt(tmp_path: Path) -> None:
+    file = plugins.allow_file(f"{write_own_gpt(tmp_path)}:GPT", "model")
+    config = OwnGPTConfig(model=file, vocabulary=13, context=16, width=16, depth=2, heads=4)
+    model = build(config).eval()
+    text, arguments = input_of(model)
+    walks = walk_heads(model, text, TOKENIZER, every_head(model))
+    with capture(model, "*") as captured, torch.no_grad():
+        model(*arguments)
+    for (_, layer, head), walk in walks.items():
+        assert walk.equation.score == "scaled_dot"
+        assert_close(walk.weights, weights_by_hand(walk), rtol=0, atol=1e-5)
+        heads = captured[f"stack.blocks.{layer}.attention.heads"]
+        assert_close(walk.output, heads[0, head])
+        assert walk.lens is not None
+        assert walk.visible.equal(torch.ones(T, T).tril().bool())
+    edits = WalkEdits(divisor=0.5, lift_mask=True)
+    changed = walk_effects(model, text, TOKENIZER, (None, 0, 1), edits).walk
+    raw = walks["self", 0, 1].equation.raw_scores()
+    assert_close(changed.weights, (raw / 0.5).softmax(-1), rtol=0, atol=1e-5)

@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from qkv.insight.inspect.attention_edits import Edit, apply_edits
-from qkv.insight.walk.head_walk import HeadWalk, walk_head
 from qkv.insight.inspect.model_input import hidden, logits
+from qkv.insight.walk.head_walk import HeadWalk, walk_head
 from qkv.insight.walk.walk_edits import WalkEdits
 from qkv.insight.walk.walk_effects import WalkEffects, walk_effects
 from qkv.nn.hooks import add_hook, capture
@@ -77,7 +77,8 @@ def test_another_divisor(make: Any) -> None:
     assert_close(effects.walk.weights, expected, rtol=0, atol=1e-9)
     assert_close(shown(effects), with_weights(model, text, expected), rtol=0, atol=1e-9)
     assert effects.walk.equation.divisor == 1
-    assert_close(effects.walk.weights @ plain.equation.value, effects.walk.output, rtol=0, atol=1e-9)
+    handed_on = effects.walk.weights @ plain.equation.value
+    assert_close(handed_on, effects.walk.output, rtol=0, atol=1e-9)
 
 
 def test_the_mask_lifted_and_keys_swapped() -> None:
@@ -106,11 +107,12 @@ def test_weights_as_given() -> None:
     assert_close(shown(effects), with_weights(model, text, expected), rtol=0, atol=1e-9)
 
 
-def test_a_moved_token_of_rotary_positions_keeps_its_vector() -> None:
-    plain, effects, _ = of(gpt(position="rotary"), move={1: 40})
+@pytest.mark.parametrize("position", [40, -13])
+def test_a_moved_token_of_rotary_positions_keeps_its_vector(position: int) -> None:
+    plain, effects, _ = of(gpt(position="rotary"), move={1: position})
     rotary = plain.equation.rotary
     assert rotary is not None
-    angles = rotary_angles(torch.tensor([[40]]), 4)
+    angles = rotary_angles(torch.tensor([[position]]), 4)
     key = rotate(rotary.key[None, None, 1:2], angles)[0, 0, 0]
     assert_close(effects.walk.equation.key[1], key, rtol=0, atol=1e-6)
     score = plain.equation.query @ key / 2
@@ -122,7 +124,8 @@ def test_a_moved_token_of_rotary_positions_keeps_its_vector() -> None:
 def test_a_moved_token_of_a_bias(position: str) -> None:
     plain, effects, _ = of(gpt(position=position), move={1: 3})
     before, after = plain.equation.bias, effects.walk.equation.bias
-    assert before is not None and after is not None
+    assert before is not None
+    assert after is not None
     if position == "alibi":  # at the position of token 3 it has the bias of token 3
         assert_close(after[:, 1], before[:, 3], rtol=0, atol=1e-6)
     else:
@@ -169,7 +172,8 @@ def test_an_rnn_under_edits(attention: str) -> None:
     first = plain.equation.raw_scores()[0] / 0.5  # later queries depend on the first weights
     assert_close(effects.walk.weights[0], first.softmax(-1), rtol=0, atol=1e-9)
     assert effects.walk.weights[2].tolist() == [0.0, 0.0, 1.0, 0.0, 0.0]
-    assert_close(effects.walk.weights @ plain.equation.value, effects.walk.output, rtol=0, atol=1e-9)
+    handed_on = effects.walk.weights @ plain.equation.value
+    assert_close(handed_on, effects.walk.output, rtol=0, atol=1e-9)
     assert not torch.equal(shown(effects), distribution(model, text))
     with pytest.raises(ValueError, match="move: an RNN has no positions"):
         of(model, move={0: 1})
@@ -179,13 +183,14 @@ def test_an_encoder_predicts_nothing_and_wrong_edits_are_refused() -> None:
     model = bert(mlm_head=False)
     _, effects, _ = of(model, divisor=1.0)
     assert effects.next is None
-    for edits, message in [
+    wrong: list[tuple[dict[str, Any], str]] = [
         ({"divisor": 0.0}, "divisor: expected a number above 0, not 0.0"),
         ({"weights": {0: [1.0]}}, "weights: expected 6 numbers for token 0"),
         ({"swap_keys": [(0, 6)]}, "swap_keys: expected a token of 0 to 5, not 6"),
-        ({"move": {0: -1}}, "move: expected a position of 0 or more, not -1"),
+        ({"move": {0: -1}}, "move: expected a position of 0 to 15, not -1"),
         ({"strength": math.inf}, "strength: expected a finite number"),
-    ]:
+    ]
+    for edits, message in wrong:
         with pytest.raises(ValueError, match=message):
             of(model, **edits)
 

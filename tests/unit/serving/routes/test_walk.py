@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from qkv.insight.inspect.attention_edits import Edit, apply_edits
-from qkv.insight.walk.head_walk import walk_head
 from qkv.insight.inspect.model_input import logits, read
+from qkv.insight.walk.head_walk import walk_head
 from qkv.nn.hooks import add_hook
 from support.serving_fixtures import Models
 from support.small_server import Running
@@ -75,9 +75,7 @@ def test_without_edits_it_is_the_plain_forward_pass(http: httpx.Client, models: 
     assert reply["next"]["entropy"]["before"] == pytest.approx(entropy, rel=1e-5)
 
 
-def test_another_divisor_is_that_of_a_plain_computation(
-    http: httpx.Client, models: Models
-) -> None:
+def test_another_divisor_is_that_of_a_plain_computation(http: httpx.Client, models: Models) -> None:
     model, tokenizer = models["chat"]  # rotary positions
     text = read(model, tokenizer, SENTENCE)
     walk = walk_head(model, text, tokenizer, layer=0, head=1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
@@ -32,7 +33,6 @@ from qkv.insight.render.figures.figure_style import (
     write_cells,
 )
 from qkv.insight.render.figures.prediction_figures import draw_lens, draw_next
-from qkv.insight.render.walk.walk_figure import draw_walk
 from qkv.insight.render.views import (
     NAMES,
     ViewChoice,
@@ -43,6 +43,7 @@ from qkv.insight.render.views import (
     view_data,
     with_overview,
 )
+from qkv.insight.render.walk.walk_figure import draw_walk
 
 NUMBERED = 16  # layers or heads whose numbers have room
 NORM_NAMES = 16  # layers that are named below their norms
@@ -65,18 +66,34 @@ def draw(look: LookData, choice: ViewChoice) -> Figure:
 def draw_head(look: LookData, choice: ViewChoice) -> Figure:
     """The weights of one head, or the mean of several, as a heat map."""
     view = attention_view(look, choice)
-    names = {"row_name": "queries", "column_name": "keys"}
+    names: Any = {"row_name": "queries", "column_name": "keys"}
     if view.attention.kind == "cross":
         names = {"row_name": "target (queries)", "column_name": "source (keys)"}
 
     below = label(look.model, 60)
-    return heat_map(view.mean, view.rows, view.columns, view.name, below, **names)
+    if view.told:
+        below = f"{below}\n{view.told}"
+
+    return heat_map(
+        view.mean,
+        view.rows,
+        view.columns,
+        view.name,
+        below,
+        **names,
+        forbidden=view.forbidden,
+        left=view.left,
+    )
 
 
 def draw_all_heads(look: LookData, choice: ViewChoice) -> Figure:
     """Small heat maps of all heads."""
     attention = with_overview(look, choice)
-    return all_heads(attention, f"{NAMES[attention.kind]}: all heads", label(look.model, 60))
+    below = label(look.model, 60)
+    if choice.without_first:
+        below += ", without the first token and special tokens"
+
+    return all_heads(attention, f"{NAMES[attention.kind]}: all heads", below)
 
 
 def draw_lines(look: LookData, choice: ViewChoice) -> Figure:
@@ -91,7 +108,7 @@ def draw_attribution(look: LookData, choice: ViewChoice) -> Figure:
     wide, high = matrix_size(attribution.rows, attribution.columns)
     figure = canvas(max(9.6, 2 * wide + 0.6), high + 1.2)
     left, right = figure.subplots(1, 2)
-    matrix(left, view.mean, view.rows, view.columns, view.name)
+    matrix(left, view.mean, view.rows, view.columns, view.name, forbidden=view.forbidden)
     matrix(right, *attribution, "gradient x input of the prediction in each row")
     write_title(figure, "Attention is not explanation: attention weights and input attribution")
 

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from qkv.insight.inspect.look_data import LookData
 from qkv.insight.walk.head_lens import HeadLens
 from qkv.insight.walk.head_walk import HeadWalk
-from qkv.insight.inspect.look_data import LookData
 
 
 def walk_blocks(look: LookData) -> Iterator[tuple[str, dict[str, Any]]]:

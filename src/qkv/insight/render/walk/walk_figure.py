@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -64,7 +65,7 @@ def draw_bars(
 ) -> None:
     """A bar with its number for each key; those that the mask hides are hatched."""
     for row, (value, covered) in enumerate(zip(values, hidden, strict=True)):
-        style = {"color": colour}
+        style: dict[str, Any] = {"color": colour}
         if covered:
             style = {"facecolor": "none", "edgecolor": PALE, "hatch": "////"}
 
@@ -84,6 +85,7 @@ def draw_bars(
     least = min(*values, 0.0)
     axes.set_xlim(least - 0.02 * (most - least), most + MARGIN * (most - least))
     axes.set_xticks([])
+    axes.grid(visible=False)
     axes.tick_params(length=0, labelsize=12, labelcolor=INK)
     axes.set_title(name, fontsize=14, loc="left")
     for side in ("top", "right", "bottom"):

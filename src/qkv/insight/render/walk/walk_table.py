@@ -11,7 +11,6 @@ from rich.console import Console
 from rich.text import Text
 
 from qkv.generation.fill import Guess
-from qkv.insight.walk.head_walk import HeadWalk
 from qkv.insight.inspect.look_data import LookData
 from qkv.insight.render.terminal_cells import bar, fitted, has_blocks
 from qkv.insight.render.views import NAMES, ViewChoice, labels
@@ -23,6 +22,7 @@ from qkv.insight.render.walk.walk_view import (
     listed_keys,
     open_scores,
 )
+from qkv.insight.walk.head_walk import HeadWalk
 from qkv.tables import Table
 
 TOKEN_WIDTH = 12

@@ -6,9 +6,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from qkv.insight.walk.head_walk import HeadWalk
 from qkv.insight.inspect.look_data import LookData
 from qkv.insight.render.views import ViewChoice, numbered, view_data
+from qkv.insight.walk.head_walk import HeadWalk
 
 
 def chosen_walk(look: LookData, choice: ViewChoice) -> HeadWalk:

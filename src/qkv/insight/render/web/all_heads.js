@@ -1,3 +1,4 @@
+// @ts-check
 // All heads: a tile for each, by layer, by name or by how telling they are; its pattern, entropy or distance.
 
 import { choice, element } from "qkv/elements.js";
@@ -6,6 +7,8 @@ import { toldLeftOut } from "qkv/left_out.js";
 import { onResize } from "qkv/on_resize.js";
 import { drawTile } from "qkv/tile_drawing.js";
 import { TileGrid } from "qkv/tile_grid.js";
+/** @import { Attention } from "qkv/store.js" */
+/** @import { Side } from "qkv/store.js" */
 
 const NUMBERS = {
   entropy: ["Entropy", "bits: 0 is one token, 3 is eight tokens equally", 2, "bits"],
@@ -15,6 +18,11 @@ const WIDE = matchMedia("(min-width: 881px)"); // as in view.css: one head is la
 const BESIDE = 316; // pixels that it takes
 
 export class AllHeads {
+  /** @type {Attention} */
+  attention;
+  /** @type {Side} */
+  side;
+
   constructor(page) {
     this.page = page;
     this.title = "All heads";
@@ -130,7 +138,7 @@ export class AllHeads {
     const pattern = this.patternAt(layer, head);
     const facts = pattern ? [fullName(pattern)] : [];
     for (const [name, [title, , digits, unit]] of Object.entries(NUMBERS)) {
-      if (attention[name]) facts.push(`${title.toLowerCase()} ${attention[name][layer][head].toFixed(digits)} ${unit}`);
+      if (attention[name]) facts.push(`${String(title).toLowerCase()} ${attention[name][layer][head].toFixed(digits)} ${unit}`);
     }
     return `Layer ${layer}, head ${head}: ${facts.join(", ")}`;
   }

@@ -1,14 +1,22 @@
+// @ts-check
 // Attention beside attribution: the weights of a head, and the gradient x input of the prediction.
 
 import { keyBars } from "qkv/bar_list.js";
 import { element, percent } from "qkv/elements.js";
 import { HeatMap } from "qkv/heat_map.js";
+import { LogitParts } from "qkv/logit_parts.js";
 import { TokenStrip } from "qkv/token_strip.js";
 import { quoted, tokenText } from "qkv/token_text.js";
+/** @import { Names } from "qkv/token_text.js" */
 
 const LISTED = 5;
 
 export class Attribution {
+  /** @type {Names} */
+  rows;
+  /** @type {Names} */
+  columns;
+
   constructor(page) {
     this.page = page;
     this.title = "Attribution";
@@ -23,6 +31,7 @@ export class Attribution {
       strip: new TokenStrip(`${name}: the text shaded for the chosen token`, pickToken),
     }));
     this.about = element("p", { class: "note" });
+    this.parts = new LogitParts((layer, head) => page.set({ view: "head", layer, head }));
     this.element = element(
       "section",
       { class: "view" },
@@ -34,6 +43,7 @@ export class Attribution {
           element("div", {}, heading, strip.element, list, map.element),
         ),
       ),
+      this.parts.element,
     );
   }
 
@@ -53,11 +63,13 @@ export class Attribution {
       compared ? store.matrix(compared.kind, layer, state.head, state.words) : null,
       store.attribution(state.words),
     ]);
+    const parts = await LogitParts.of(store);
     if (this.request !== request) return;
     matrices[0] ??= compared && !state.words ? store.coarse(compared.kind, layer, state.head) : null;
     const row = state.token === null ? this.rows.count - 1 : this.rows.indexOf(state.token);
     this.matrices = matrices;
     this.row = row;
+    this.parts.show(parts, this.rows.firstToken(row));
     this.about.replaceChildren(
       "For ",
       tokenText(this.rows.texts[row], { class: "word" }),

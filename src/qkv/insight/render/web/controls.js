@@ -1,3 +1,4 @@
+// @ts-check
 // The controls above the views: view, kind of attention, layer and head, tokens or words, colours, theme.
 
 import { choice, element } from "qkv/elements.js";
@@ -131,7 +132,7 @@ export class Controls {
     this.heads.show(state);
     this.scale.value = state.scale;
     this.scale.hidden = this.scale.previousSibling.hidden = of("next", "lens");
-    this.shades.hidden = of("walk", "lines", "norms") || (of("heads") && state.glance !== "pattern");
+    this.shades.hidden = of("walk", "model", "lines", "norms") || (of("heads") && state.glance !== "pattern");
     this.attention.hidden = [...this.attention.children].every((control) => control.hidden);
     this.legendOf(page.colours);
     const { theme } = page.colours;
@@ -203,7 +204,9 @@ class Stepper {
     if (this.count !== count) {
       this.count = count;
       this.list.replaceChildren(
-        ...Array.from({ length: count }, (_, number) => element("option", { value: number }, names?.[number] ?? number)),
+        ...Array.from({ length: count }, (_, number) =>
+          element("option", { value: number }, names?.[number] ?? number),
+        ),
       );
     }
     this.list.selectedIndex = chosen;

@@ -32,6 +32,22 @@ export const EXPLANATIONS = {
         "after the output projection.",
     ],
   },
+  model: {
+    sentence: "The way of one token through the whole model, from its id to the next token.",
+    formulas: [
+      formula(
+        "the residual stream after a block is h plus attention of the norm of h, and then plus feed-forward of the norm of that",
+        "*h*′ = *h* + attention(norm(*h*)),   *h*″ = *h*′ + feed-forward(norm(*h*′))",
+      ),
+    ],
+    text: [
+      "A token becomes a vector: its embedding, with its position added or rotated in. Each block adds two things to this " +
+        "residual stream: what attention brings from other tokens, and what the feed-forward network computes from this " +
+        "token alone. Some models apply the norm after the sum instead of before.",
+      "At the end the output layer turns the vector into logits, softmax turns these into probabilities, and one token is " +
+        "drawn.",
+    ],
+  },
   head: {
     sentence: "How much each token looks at each other token, in one head.",
     formulas: [WEIGHT],
@@ -111,11 +127,18 @@ export const EXPLANATIONS = {
         "the share of token j is proportional to the absolute value of the gradient of the prediction with respect to the embedding x j, times x j",
         "*s*_{*j*} ∝ | ∂*y*/∂*x*_{*j*} · *x*_{*j*} |",
       ),
+      formula(
+        "the logit is the sum over all parts of the output vector of the token times what the part wrote, normalised",
+        "*y* = Σ_{parts} *w* · norm(*h*_{part})",
+      ),
     ],
     text: [
       "Attribution multiplies the embedding of each token with the gradient of the predicted token's score, and divides " +
         "by the sum over all tokens. It covers the whole model; attention weights are those of one head.",
       "The two need not agree: a head can look at a token without using it.",
+      "Below, the logit itself as a sum: the embedding, every head and every feed-forward layer add a vector to the " +
+        "residual stream, and the output layer is linear. Only the direct path counts: what a head changes for a later " +
+        "layer is counted there.",
     ],
   },
 };
@@ -143,7 +166,9 @@ export class Explanation {
     this.element = element(
       "div",
       { class: "about-view", role: "region", "aria-label": "About this view" },
-      this.sentence, this.details);
+      this.sentence,
+      this.details,
+    );
     this.shown = "";
   }
 

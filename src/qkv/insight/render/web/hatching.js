@@ -1,3 +1,4 @@
+// @ts-check
 // Hatching on a canvas: cells that the mask forbids, and columns that are left out. Neither looks like a weight of 0.
 
 const INK = { light: "#00000038", dark: "#ffffff40" };

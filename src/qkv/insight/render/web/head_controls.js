@@ -1,3 +1,4 @@
+// @ts-check
 // Controls of what is shown of heads: one head or a mean, with or without the first token and special tokens.
 
 import { element } from "qkv/elements.js";

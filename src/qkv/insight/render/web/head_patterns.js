@@ -1,3 +1,4 @@
+// @ts-check
 // The names of heads: what each does in this text, as its name, as a sentence and in few letters.
 
 import { quoted } from "qkv/token_text.js";
@@ -50,6 +51,7 @@ export function countNames(attention) {
 export function ordered(attention, sort) {
   const { depth, heads, patterns, telling } = attention;
   const numbers = sort === "layer" || !telling ? [...Array(depth * heads).keys()] : [...telling];
+  /** @type {[number, number][]} */
   const sites = numbers.map((number) => [Math.floor(number / heads), number % heads]);
   if (sort !== "name" || !patterns) return sites;
   const names = Object.keys(SHORT);

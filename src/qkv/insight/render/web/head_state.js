@@ -1,3 +1,4 @@
+// @ts-check
 // The part of the state that is about heads: what is left out, the mean, a second head, the order of the tiles.
 
 export const HEAD_STATE = {
@@ -39,10 +40,11 @@ export function readHeadState(parts, state) {
   return read;
 }
 
-/** The nearest state that this attention has heads for. */
-export function withinHeads(state, attention) {
+/** The nearest state that this attention has heads for; the second head may be of another model. */
+export function withinHeads(state, attention, against = null) {
   const [layer, head] = state.compare ?? [0, 0];
-  const exists = layer < attention.depth && head < attention.heads;
+  const other = against?.attention.find(({ kind }) => kind === attention.kind) ?? attention;
+  const exists = layer < other.depth && head < other.heads;
   const named = attention.patterns?.flat().some((pattern) => pattern?.[0] === state.only);
   return {
     compare: state.compare && exists ? state.compare : null,

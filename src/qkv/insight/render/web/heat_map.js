@@ -1,3 +1,4 @@
+// @ts-check
 // The heat map of one matrix: only the visible part is drawn, at its size on the screen.
 
 import { element, oncePerFrame } from "qkv/elements.js";
@@ -7,17 +8,36 @@ import { onResize } from "qkv/on_resize.js";
 import { label, visible } from "qkv/token_text.js";
 import { Viewport } from "qkv/viewport.js";
 import { zoomButtons } from "qkv/zoom_buttons.js";
+/** @import { Colours } from "qkv/colour.js" */
+/** @import { Matrix } from "qkv/matrix.js" */
+/** @import { Names } from "qkv/token_text.js" */
 
 const LARGEST = 78; // pixels of a cell, at most
 const LABEL = 15; // pixels a label needs at least
 const NUMBERED = 34; // cells of this size and more have numbers
 const READABLE = 22; // pixels of a cell, at least, of a short text: a map that has no room scrolls
 const SHORT = 32; // tokens of a short text
+const CORNER = [80, 30]; // pixels of the buttons between the labels
 const LEAST = 0.005; // smaller weights have no number
 
 export class HeatMap {
+  /** @type {Names} */
+  rows;
+  /** @type {Names} */
+  columns;
+  /** @type {Matrix} */
+  matrix;
+  /** @type {CanvasRenderingContext2D} */
+  pen;
+  /** @type {boolean} */
+  causal;
+  /** @type {Colours} */
+  colours;
+  /** @type {any} */
+  left;
+
   /** Calls `onhover({row, column})`, with null when the pointer leaves, and `onpick(row)`. */
-  constructor({ name, onhover = () => {}, onpick = () => {}, room = () => this.element.clientWidth }) {
+  constructor({ name, onhover = (cell) => {}, onpick = (row) => {}, room = () => this.element.clientWidth }) {
     this.onhover = onhover;
     this.sums = new HeatSums();
     this.room = room; // the available width
@@ -82,8 +102,8 @@ export class HeatMap {
     let [left, above] = [0, 0];
     for (let size = 13; ; size = this.size) {
       // larger cells have larger labels, which leave less room for the cells
-      left = Math.min(Math.ceil((this.widths[0] * size) / 13) + 14, width * 0.3, 170);
-      above = Math.min(Math.ceil((this.widths[1] * size) / 13) + 14, 130);
+      left = Math.max(CORNER[0], Math.min(Math.ceil((this.widths[0] * size) / 13) + 14, width * 0.3, 170));
+      above = Math.max(CORNER[1], Math.min(Math.ceil((this.widths[1] * size) / 13) + 14, 130));
       const wide = Math.max(width - left - 2 - beside, readable(this.columns.count));
       const high = Math.max(room - above - below, readable(this.rows.count));
       this.viewport.resize(wide, high, LARGEST, fit);
@@ -92,7 +112,7 @@ export class HeatMap {
     }
     // labels that fit above a cell are not turned
     this.flat = (this.widths[1] * this.size) / 13 + 8 <= this.viewport.least;
-    if (this.flat) above = 2 * this.size;
+    if (this.flat) above = Math.max(CORNER[1], 2 * this.size);
     this.grid.style.fontSize = `${this.size}px`;
     this.grid.style.gridTemplateColumns = `${left}px ${this.viewport.width}px ${beside}px`;
     this.grid.style.gridTemplateRows = `${above}px ${this.viewport.height}px ${below}px`;
@@ -284,7 +304,7 @@ export class HeatMap {
   }
 }
 
-/** How high a map may be: to the bottom of the window, or most of a window if little is left, since the page scrolls. */
+/** How high a map may be: to the bottom of the window, or most of a window if little is left: the page scrolls. */
 function roomFor(node) {
   const room = window.innerHeight - (node.getBoundingClientRect().top + window.scrollY) - 44;
   return room >= 0.55 * window.innerHeight ? room : 0.8 * window.innerHeight;

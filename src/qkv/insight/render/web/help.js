@@ -6,6 +6,7 @@ import { element } from "qkv/elements.js";
 const KEYS = [
   ["← →", "previous or next head; in views without heads, token"],
   ["↑ ↓", "previous or next layer"],
+  ["Walk: arrows", "← → previous or next step, ↑ ↓ token; with Shift: number and row"],
   ["n p", "next or previous token; Esc clears the choice"],
   ["w", "tokens or whole words"],
   ["a", "next kind of attention"],

@@ -1,3 +1,4 @@
+// @ts-check
 // Leaving out the first token and special tokens: their columns are empty, and each row is rescaled to 100%.
 
 import { pause } from "qkv/elements.js";

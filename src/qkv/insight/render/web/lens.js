@@ -1,3 +1,4 @@
+// @ts-check
 // The logit lens: the predicted tokens after each layer. Only the visible columns get elements.
 
 import { guessBars } from "qkv/bar_list.js";
@@ -8,6 +9,9 @@ const WIDTH = 96;
 const SPARE = 3; // columns beside the visible ones
 
 export class Lens {
+  /** @type {number} */
+  last;
+
   constructor(page) {
     this.page = page;
     this.title = "Logit lens";

@@ -1,3 +1,4 @@
+// @ts-check
 // The slider of the lines: weights below it have no line, and how many these are is told.
 
 import { element, percent } from "qkv/elements.js";

@@ -1,3 +1,4 @@
+// @ts-check
 // Attention as lines between queries and keys; one head, or several in their colours.
 
 import { element, oncePerFrame, percent, roomBelow } from "qkv/elements.js";
@@ -6,6 +7,7 @@ import { Threshold } from "qkv/line_threshold.js";
 import { missing } from "qkv/one_head.js";
 import { meanName, shownMatrix } from "qkv/shown_matrix.js";
 import { label, quoted } from "qkv/token_text.js";
+/** @import { Names } from "qkv/token_text.js" */
 
 const [LOW, HIGH] = [28, 54]; // pixels of a token, at least and at most
 const FEW = 32; // tokens up to which all lines are drawn
@@ -14,6 +16,11 @@ const NEAR = 300; // tokens above and below whose lines may be visible
 const CHOSEN = 6; // heads besides the current one
 
 export class Lines {
+  /** @type {Names} */
+  rows;
+  /** @type {Names} */
+  columns;
+
   constructor(page) {
     this.page = page;
     this.title = "Lines";
@@ -214,7 +221,8 @@ export class Lines {
       while (side.children.length < last - first + 1) side.append(this.row(isQuery));
       while (side.children.length > Math.max(0, last - first + 1)) side.lastChild.remove();
       for (let index = first; index <= last; index++) {
-        const node = side.children[index - first];
+        /** @type {any} */
+        const node = side.children[index - first]; // it has the index and the text that it shows
         node.index = index;
         if (node.text !== names.texts[index]) {
           node.text = names.texts[index];
@@ -231,6 +239,7 @@ export class Lines {
   }
 
   row(isQuery) {
+    /** @type {any} */
     const node = element("div", { class: "row" }, element("bdi"), element("span", { class: "number" }));
     node.addEventListener("pointerenter", () =>
       this.hover(isQuery ? { row: node.index } : { column: node.index }, node.text, isQuery),

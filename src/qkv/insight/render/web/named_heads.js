@@ -1,10 +1,19 @@
+// @ts-check
 // Named heads side by side, each as a heat map under its name: the same text with different attention.
 
 import { element, percent } from "qkv/elements.js";
 import { HeatMap } from "qkv/heat_map.js";
 import { quoted } from "qkv/token_text.js";
+/** @import { Names } from "qkv/token_text.js" */
 
 export class NamedHeads {
+  /** @type {Names} */
+  rows;
+  /** @type {Names} */
+  columns;
+  /** @type {string[]} */
+  names;
+
   constructor(page) {
     this.page = page;
     this.title = "Side by side";

@@ -1,3 +1,4 @@
+// @ts-check
 // Predicted next tokens: the text, and for the chosen token the likeliest predictions with their probabilities.
 
 import { guessBars } from "qkv/bar_list.js";

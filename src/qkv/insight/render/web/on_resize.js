@@ -1,3 +1,4 @@
+// @ts-check
 // One listener for everything that is laid out anew when the window changes its size. What is no longer on the page is
 // not called, and nothing keeps it alive.
 

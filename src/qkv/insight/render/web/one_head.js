@@ -1,3 +1,4 @@
+// @ts-check
 // One head: its heat map, and beside it the keys that the chosen query attends to.
 
 import { keyBars } from "qkv/bar_list.js";
@@ -9,6 +10,8 @@ import { SecondHead } from "qkv/second_head.js";
 import { shownMatrix } from "qkv/shown_matrix.js";
 import { TokenStrip } from "qkv/token_strip.js";
 import { quoted, tokenText } from "qkv/token_text.js";
+/** @import { Attention } from "qkv/store.js" */
+/** @import { Names } from "qkv/token_text.js" */
 
 const LISTED = 8;
 const WIDE = matchMedia("(min-width: 881px)"); // as in view.css: the list is beside the map
@@ -27,6 +30,13 @@ export function missing(attention, layer) {
 }
 
 export class OneHead {
+  /** @type {Names} */
+  rows;
+  /** @type {Attention} */
+  attention;
+  /** @type {Names} */
+  columns;
+
   constructor(page) {
     this.page = page;
     this.title = "Heat map";
@@ -95,8 +105,9 @@ export class OneHead {
   /** Shows a second head beside this one, at first the next of the telling ones; or removes it. */
   pair() {
     const { layer, head, compare } = this.page.state;
-    const { telling, heads } = this.attention;
-    const other = (telling ?? []).find((number) => number !== layer * heads + head) ?? 0;
+    const { telling, heads } = this.second.store.attention(this.page.state.kind);
+    const taken = this.page.other ? -1 : layer * heads + head;
+    const other = (telling ?? []).find((number) => number !== taken) ?? 0;
     this.page.set({ compare: compare ? null : [Math.floor(other / heads), other % heads] });
   }
 
@@ -112,7 +123,7 @@ export class OneHead {
     this.compare.hidden = !this.page.other && (Boolean(attention.names) || attention.depth * attention.heads === 1);
     this.element.classList.toggle("paired", state.compare !== null);
     this.first.hidden = state.compare === null;
-    this.first.textContent = this.page.site();
+    this.first.textContent = this.page.other ? `${this.page.store.data.model}: ${this.page.site()}` : this.page.site();
   }
 
   pick(token) {

@@ -1,3 +1,4 @@
+// @ts-check
 // The page around the views: its state, the controls, the keys and the status line.
 
 import { AllHeads } from "qkv/all_heads.js";
@@ -12,19 +13,21 @@ import { standalone } from "qkv/host.js";
 import { Lens } from "qkv/lens.js";
 import { Lines } from "qkv/lines.js";
 import { Matrix } from "qkv/matrix.js";
+import { WholeModel } from "qkv/model_walk.js";
 import { NamedHeads } from "qkv/named_heads.js";
 import { NextTokens } from "qkv/next_tokens.js";
 import { Norms } from "qkv/norms.js";
 import { OneHead } from "qkv/one_head.js";
 import { meanName } from "qkv/shown_matrix.js";
 import { VIEWS, fromHash, toHash, within } from "qkv/state.js";
-import { Store } from "qkv/store.js";
+import { Store, otherStore } from "qkv/store.js";
 import { Names, tokenText } from "qkv/token_text.js";
 import { Walk } from "qkv/walk.js";
 
 const LONG = 256; // tokens; in a longer text the weights are small
 const CLASSES = {
   walk: Walk,
+  model: WholeModel,
   head: OneHead,
   heads: AllHeads,
   lines: Lines,
@@ -38,6 +41,7 @@ export class Page {
   /** `source` is described in store.js, `host` in host.js; the page is put into `root`. */
   constructor(source, root, host = standalone) {
     this.store = new Store(source);
+    this.other = otherStore(source); // of another model at the same tokens, or null
     this.root = root;
     this.host = host;
     this.views = new Map();
@@ -59,6 +63,8 @@ export class Page {
       token: null,
       kept: [],
       step: 1, // of the walk
+      place: null, // in the whole model
+      edits: "",
       scale: longest > LONG ? "log" : "root",
       glance: "pattern",
       theme: null,
@@ -69,6 +75,7 @@ export class Page {
 
   async open() {
     await this.store.open();
+    await this.other?.open();
     const titles = VIEWS.map((view) => [view, this.view(view).title]);
     this.controls = new Controls(this, titles);
     this.status = element("p", { class: "status", role: "status", "aria-live": "polite" });
@@ -150,8 +157,7 @@ export class Page {
   set(changes) {
     const state = within({ ...this.state, ...changes }, this.store.data);
     if (JSON.stringify(state) === JSON.stringify(this.state)) return;
-    const moved = state.layer !== this.state.layer || state.head !== this.state.head || state.kind !== this.state.kind ||
-      state.mean !== this.state.mean;
+    const moved = ["layer", "head", "kind", "mean"].some((name) => state[name] !== this.state[name]);
     this.state = state;
     this.host.write(toHash(state));
     if (moved) this.setStatus(this.site());
@@ -230,7 +236,7 @@ export class Page {
       return;
     }
     const { layer, head, view: name } = this.state;
-    const withoutHeads = ["next", "lens", "norms"].includes(name);
+    const withoutHeads = ["model", "next", "lens", "norms"].includes(name);
     const actions = {
       ArrowLeft: () => (withoutHeads ? this.step(-1) : this.set({ head: head - 1 })),
       ArrowRight: () => (withoutHeads ? this.step(1) : this.set({ head: head + 1 })),

@@ -1,6 +1,8 @@
+// @ts-check
 // A second head beside the first, or the difference of both.
 
 import { choice, element, percent } from "qkv/elements.js";
+import { patternOf, sentenceOf } from "qkv/head_patterns.js";
 import { HeatMap } from "qkv/heat_map.js";
 import { Matrix } from "qkv/matrix.js";
 import { shownMatrix } from "qkv/shown_matrix.js";
@@ -67,7 +69,8 @@ export class SecondHead {
     );
     this.map = new HeatMap({ name: "The second head: rows are queries, columns are keys", onhover, room });
     this.note = element("p", { class: "note" });
-    this.line = element("div", { class: "second-line" }, this.layer, this.head, this.what.element);
+    const model = page.other ? [element("strong", {}, page.other.data.model)] : [];
+    this.line = element("div", { class: "second-line" }, ...model, this.layer, this.head, this.what.element);
     this.element = element("div", { hidden: true });
     this.matrix = null;
   }
@@ -98,7 +101,7 @@ export class SecondHead {
     this.element.hidden = state.compare === null;
     this.element.replaceChildren(...(state.compare ? [this.line, this.map.element, this.note] : []));
     if (state.compare === null) return;
-    const attention = this.store.attention(state.kind) ?? this.store.data.attention[0];
+    const attention = this.store.attention(state.kind);
     const [layer, head] = state.compare;
     this.options(this.layer, "layer", attention.depth, layer);
     this.options(this.head, "head", attention.heads, head);
@@ -106,15 +109,17 @@ export class SecondHead {
     const difference = state.difference && !long;
     this.what.show(difference);
     this.what.element.lastChild.disabled = long;
-    const second = await shownMatrix(this.page, { ...state, kind: attention.kind }, state.compare, this.store);
+    const second = await shownMatrix(this.page, state, state.compare, this.store);
     if (this.page.state !== state) return;
     this.matrix = second;
     const { colours } = this.page;
-    this.note.textContent = second ? "" : `The page has no weights of layer ${layer}.`;
+    const side = this.store.data.sides[attention.columns];
+    const says = sentenceOf(attention, patternOf(attention, side, layer, head));
+    this.note.textContent = second ? says : `The page has no weights of layer ${layer}.`;
     if (!second) return;
     if (!difference) this.map.show(second, rows, columns, colours, { pinned, causal, left });
     else {
-      this.note.textContent = "Blue: the first head gives more weight. Orange: the second does.";
+      this.note.textContent = "Blue: the first gives more weight. Orange: the second does.";
       const shown = differenceOf(first, second);
       this.map.show(shown, rows, columns, new DifferenceColours(colours.theme), { pinned, causal, left });
     }
@@ -123,6 +128,8 @@ export class SecondHead {
   /** The weight of the second head in a cell, for a sentence. */
   told({ row, column }) {
     if (!this.matrix || this.page.state.compare === null) return "";
-    return `; layer ${this.page.state.compare.join(", head ")}: ${percent(this.matrix.value(row, column))}`;
+    const model = this.page.other ? `${this.page.other.data.model}, ` : "";
+    const [layer, head] = this.page.state.compare;
+    return `; ${model}layer ${layer}, head ${head}: ${percent(this.matrix.value(row, column))}`;
   }
 }

@@ -1,3 +1,4 @@
+// @ts-check
 // The matrix that is shown: of one head, or the mean of several; with or without the tokens that can be left out.
 
 import { leftColumns, withoutColumns } from "qkv/left_out.js";

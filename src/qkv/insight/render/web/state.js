@@ -1,9 +1,10 @@
+// @ts-check
 // The state of the page as the end of its address: a link restores it.
 
 import { readHeadState, withinHeads, writeHeadState } from "qkv/head_state.js";
 import { STEPS } from "qkv/walk_steps.js";
 
-export const VIEWS = ["walk", "head", "heads", "lines", "next", "lens", "norms", "attribution"];
+export const VIEWS = ["walk", "model", "head", "heads", "lines", "next", "lens", "norms", "attribution"];
 
 export function toHash(state) {
   const parts = new URLSearchParams();
@@ -12,6 +13,8 @@ export function toHash(state) {
   if (state.token !== null) parts.set("token", state.token);
   if (state.kept.length) parts.set("kept", state.kept.map(([layer, head]) => `${layer}.${head}`).join(" "));
   if (state.view === "walk") parts.set("step", state.step);
+  if (state.view === "model" && state.place) parts.set("place", state.place);
+  if (state.view === "walk" && state.edits) parts.set("edits", state.edits);
   parts.set("scale", state.scale);
   if (state.glance !== "pattern") parts.set("glance", state.glance);
   writeHeadState(state, parts);
@@ -38,6 +41,8 @@ export function fromHash(hash, state, data) {
       token: parts.has("token") ? number("token") : parts.has("view") ? null : state.token,
       kept: parts.has("view") ? kept.map((head) => head.split(".").map(Number)) : state.kept,
       step: number("step"),
+      place: /^[a-z_]+(\.\d+)?(\.[a-z_]+)?$/.test(parts.get("place") ?? "") ? parts.get("place") : state.place,
+      edits: parts.get("edits") ?? "",
       scale: one("scale", ["linear", "root", "log"]),
       glance: one("glance", ["pattern", "entropy", "distance"]),
       theme: one("theme", ["dark", "light"]),
@@ -65,7 +70,7 @@ export function within(state, data) {
     layer: clamp(state.layer, attention.depth),
     head: clamp(state.head, attention.heads),
     step: Math.min(STEPS.length, Math.max(1, state.step ?? 1)),
-    ...withinHeads(state, attention),
+    ...withinHeads(state, attention, data.against),
   };
 }
 

@@ -1,3 +1,4 @@
+// @ts-check
 // A head from the overview as a small picture: a pixel for each cell, none where the mask forbids.
 
 /** Draws a head; keys that are left out are empty, and the others rescaled. */

@@ -1,3 +1,4 @@
+// @ts-check
 // The tiles of all heads as a grid of buttons: built once, then sized, sorted and placed.
 
 import { element } from "qkv/elements.js";
@@ -8,13 +9,18 @@ const CAPTION = 13; // pixels of a name, and of the number of a sorted head
 const NUMBER = 1.4; // width of a number by its height
 
 export class TileGrid {
+  /** @type {number} */
+  heads;
+  /** @type {number} */
+  depth;
+
   /** `events(layer, head)` are the listeners of a tile. */
   constructor({ depth, heads }, events) {
     Object.assign(this, { depth, heads, sequence: [], sorted: false, across: 1 });
     const header = (text, role) => element("span", { class: "axis", role }, text);
     this.headers = Array.from({ length: MOST_BLOCKS }, (_, block) => {
       const role = block ? null : "columnheader";
-      const corner = element("span", { class: "corner", role, "aria-label": "layer" });
+      const corner = element("span", { class: "corner", role }, element("span", { class: "unseen" }, "layer"));
       return [corner, ...Array.from({ length: heads }, (_, head) => header(head, role))];
     });
     this.names = Array.from({ length: depth }, (_, layer) => header(layer, "rowheader"));
@@ -27,7 +33,8 @@ export class TileGrid {
     const top = element("div", { role: "row", class: "contents" }, ...this.headers[0]);
     // the same numbers above further columns
     const further = element("div", { class: "contents", "aria-hidden": "true" }, ...this.headers.slice(1).flat());
-    this.element = element("div", { class: "grid", role: "grid", "aria-label": "Heads by layer" }, top, ...lines, further);
+    const attributes = { class: "grid", role: "grid", "aria-label": "Heads by layer" };
+    this.element = element("div", attributes, top, ...lines, further);
   }
 
   at(layer, head) {
@@ -116,5 +123,6 @@ export class TileGrid {
 function tile(layer, head, events) {
   const attributes = { type: "button", class: "cell", role: "gridcell", tabindex: -1, "data-at": `${layer}.${head}` };
   const canvas = element("canvas", { "aria-hidden": "true" });
-  return element("button", { ...attributes, ...events }, canvas, element("span", { class: "tag", "aria-hidden": "true" }));
+  const tag = element("span", { class: "tag", "aria-hidden": "true" });
+  return element("button", { ...attributes, ...events }, canvas, tag);
 }

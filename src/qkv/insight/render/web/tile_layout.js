@@ -1,3 +1,4 @@
+// @ts-check
 // How large the tiles of all heads are: layers continue in further columns if this makes them larger.
 
 export const GAP = 4;

@@ -1,8 +1,18 @@
+// @ts-check
 // The visible part of a matrix: its offset and its zoom, moved by mouse, touch and keys.
 
 const STILL = 4; // pixels that a pointer may move in a click
 
 export class Viewport {
+  /** @type {(cell: any) => void} */
+  onhover;
+  /** @type {HTMLCanvasElement} */
+  canvas;
+  /** @type {() => void} */
+  moved;
+  /** @type {(picked: any) => void} */
+  onpick;
+
   /** Calls `moved()` when another part is visible, `hover` and `pick` with {row, column}, `hover` also with null. */
   constructor(canvas, { moved, hover, pick }) {
     Object.assign(this, { canvas, moved, onhover: hover, onpick: pick });
@@ -95,7 +105,8 @@ export class Viewport {
     if (!event.ctrlKey && !event.metaKey) return;
     event.preventDefault();
     const box = this.canvas.getBoundingClientRect();
-    const turned = Math.max(-60, Math.min(60, event.deltaY * (event.deltaMode ? 20 : 1))); // a wheel turns further than fingers
+    const far = event.deltaY * (event.deltaMode ? 20 : 1);
+    const turned = Math.max(-60, Math.min(60, far)); // a wheel turns further than fingers
     this.zoom(Math.exp(-turned * 0.0075), event.clientX - box.left, event.clientY - box.top);
   }
 

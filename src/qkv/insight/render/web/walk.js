@@ -1,3 +1,4 @@
+// @ts-check
 // Walk one head: attention as an equation, step by step, with the numbers of this model and text.
 
 import { element } from "qkv/elements.js";
@@ -5,20 +6,24 @@ import { TokenStrip } from "qkv/token_strip.js";
 import { quoted } from "qkv/token_text.js";
 import { short } from "qkv/vector_strip.js";
 import { After } from "qkv/walk_after.js";
-import { UNEDITED, decodeWalk, edited, headRow, listed } from "qkv/walk_data.js";
+import { UNEDITED, decodeWalk, edited, editsFrom, editsText, headRow, listed } from "qkv/walk_data.js";
 import { DistancePanel } from "qkv/walk_distance.js";
 import { Formula, Steps } from "qkv/walk_formula.js";
 import { largest, reweighted } from "qkv/walk_math.js";
+import { missingHead } from "qkv/walk_missing.js";
 import { NumberPanel } from "qkv/walk_numbers.js";
 import { QueryChart } from "qkv/walk_query.js";
-import { STEPS } from "qkv/walk_steps.js";
+import { Recomputed } from "qkv/walk_server.js";
+import { STEPS, TRY } from "qkv/walk_steps.js";
 import { WalkTable } from "qkv/walk_table.js";
-import { rootOf, sentences } from "qkv/walk_text.js";
+import { numberText, rootOf, sentences } from "qkv/walk_text.js";
 import { Answer, Touch } from "qkv/walk_touch.js";
 
 const MOST_ROWS = 48; // tokens of a text whose rows are all listed
 const LISTED = 24; // rows of a longer text
-const HINT = "← → step, ↑ ↓ token; with Shift: number and row";
+const KEYS = "Keys: ← → step, ↑ ↓ token, with Shift number and row.";
+
+const capital = (text) => text.replace(/^./, (letter) => letter.toUpperCase());
 
 /** Why tokens are hidden from this query. */
 function reasonOf(walk, row) {
@@ -26,19 +31,14 @@ function reasonOf(walk, row) {
   return later ? "hidden by the causal mask" : "hidden by the mask";
 }
 
-/** Edits as the server reads them. */
-function asRequest({ divisor, lifted, swapped, moved, weights }) {
-  const rows = Object.entries(weights).map(([token, row]) => [token, Array.from(row)]);
-  return {
-    ...(divisor === null ? {} : { divisor }),
-    ...(lifted ? { lift_mask: true } : {}),
-    ...(swapped.length ? { swap_keys: swapped } : {}),
-    ...(Object.keys(moved).length ? { move: moved } : {}),
-    ...(rows.length ? { weights: Object.fromEntries(rows) } : {}),
-  };
-}
-
 export class Walk {
+  /** @type {any} */
+  loaded;
+  /** @type {any} */
+  walk;
+  /** @type {any} */
+  name;
+
   constructor(page) {
     this.page = page;
     this.title = "Walk one head";
@@ -63,10 +63,23 @@ export class Walk {
       (name) => this.openPanel(name),
     );
     this.answer = new Answer();
+    this.recomputed = new Recomputed(() => page.state.view === "walk" && !this.whole.hidden && this.draw());
     this.steps = new Steps((step) => page.set({ step }));
     this.missing = element("div", { class: "note wide", hidden: true });
-    this.side = element("aside", { class: "walk-side" }, this.numbers.element, this.distance.element, this.answer.element);
-    const content = element("div", { class: "walk-content" }, this.first.element, this.table.element, this.after.element);
+    this.side = element(
+      "aside",
+      { class: "walk-side" },
+      this.numbers.element,
+      this.distance.element,
+      this.answer.element,
+    );
+    const content = element(
+      "div",
+      { class: "walk-content" },
+      this.first.element,
+      this.table.element,
+      this.after.element,
+    );
     this.body = element("div", { class: "walk-body" }, content, this.side);
     const top = element("div", { class: "walk-top" }, this.formula.element, this.strip.element);
     const foot = element("div", { class: "walk-foot" }, this.steps.element, this.touch.element);
@@ -87,20 +100,26 @@ export class Walk {
     if (this.loaded !== request) {
       const walk = decodeWalk(await store.part(name));
       if (this.request !== request) return; // another head was chosen meanwhile
-      Object.assign(this, { loaded: request, name, walk, edits: UNEDITED, picked: null, served: null });
+      this.begin(request, name, walk);
     }
+    const { edits } = this.page.state;
+    if (edits !== editsText(this.edits)) this.edits = editsFrom(edits, this.walk.key.length);
     this.draw();
+  }
+
+  /** Another head: changes of the one before are dropped, those of an address are kept. */
+  begin(request, name, walk) {
+    const again = Boolean(this.loaded);
+    Object.assign(this, { loaded: request, name, walk, picked: null });
+    this.recomputed.clear();
+    this.edits = again ? UNEDITED : editsFrom(this.page.state.edits, walk.key.length);
+    if (again && this.page.state.edits) this.page.set({ edits: "" });
   }
 
   /** Says which heads the file has, and the command that writes another. */
   showMissing(heads, layer, head) {
-    const text = `This file has no numbers of layer ${layer}, head ${head}. To write a page with them: `;
-    const command = element("code", {}, `qkv look … --layer ${layer} --head ${head} --view walk --out look.html`);
-    const buttons = heads.map(([one, other]) =>
-      element("button", { type: "button", onclick: () => this.page.set({ layer: one, head: other }) }, `${one}.${other}`),
-    );
-    const list = element("p", { class: "there" }, "Heads that are here (layer.head): ", ...buttons);
-    this.missing.replaceChildren(element("p", {}, text, command), ...(buttons.length ? [list] : []));
+    const pick = (one, other) => this.page.set({ layer: one, head: other });
+    this.missing.replaceChildren(...missingHead(heads, layer, head, pick));
     this.page.setStatus(this.page.site());
   }
 
@@ -108,17 +127,30 @@ export class Walk {
   draw() {
     const { page, walk, edits } = this;
     const { state, store } = page;
-    const { rows, columns } = store.attention(state.kind);
-    const [side, keySide] = [store.data.sides[rows], store.data.sides[columns]];
+    const attention = store.attention(state.kind);
+    const side = store.data.sides[attention.rows];
     const token = Math.min(state.token ?? walk.query.length - 1, walk.query.length - 1);
     const { step } = state;
     const row = headRow(walk, token, edits);
-    const keys = keySide.tokens;
+    const keys = store.data.sides[attention.columns].tokens;
     const query = side.tokens[token];
+    if (this.told?.row.token !== token) this.picked = null; // each token has its own strongest row
     const picked = this.picked ?? largest(row.weights, 1)[0];
-    const theme = page.colours.theme;
-    const head = page.site();
-    this.told = { walk, row, edits, head, query, keys, picked, step, theme, panel: this.panel };
+    const { theme } = page.colours;
+    const plain = edited(edits) ? headRow(walk, token) : row;
+    this.told = {
+      walk,
+      row,
+      plain,
+      edits,
+      head: capital(page.headName(state.layer, state.head)),
+      query,
+      keys,
+      picked,
+      step,
+      theme,
+      panel: this.panel,
+    };
     this.strip.show(side);
     this.strip.mark(token);
     this.formula.show(walk, step);
@@ -130,34 +162,31 @@ export class Walk {
     if (step === 1) this.first.show({ ...this.told, most: this.table.scales(walk).query });
     this.table.element.hidden = step === 1 || step > 8;
     this.after.element.hidden = step <= 8;
-    const behind = edited(edits) && !this.served?.walk;
-    const note = "Computed without your changes.";
-    this.after.show({ ...this.told, walk: this.served?.walk ?? walk, changed: behind ? { note } : null });
+    this.ask();
+    const later = this.recomputed.walk ?? walk;
+    const behind = edited(edits) && !this.recomputed.walk;
+    this.after.show({ ...this.told, walk: later, note: behind ? "Computed without your changes." : "" });
     this.showPanels();
-    this.keepHeight();
     this.touch.show(this.told);
     this.mark();
-    page.setStatus(sentences(STEPS[step - 1], { ...this.told, walk: step > 8 ? (this.served?.walk ?? walk) : walk }));
+    page.setStatus(sentences(STEPS[step - 1], { ...this.told, walk: step > 8 ? later : walk }));
   }
 
   /** The rows of the table; of a long text those with the most weight before any edit. */
   layRows(token, keys) {
     const all = this.walk.key.length;
     const many = all > MOST_ROWS;
-    const laid = `${this.loaded} ${many ? token : ""} ${this.picked}`;
-    if (this.laid === laid) return;
-    this.laid = laid;
+    const laid = `${this.loaded} ${many ? token : ""}`;
+    if (this.laid === laid && (this.picked === null || this.table.rows.has(this.picked))) return;
+    this.laid = laid; // while a bar is moved, its row must stay
     const chosen = listed(this.walk.weights[token], MOST_ROWS, LISTED);
     if (this.picked !== null && !chosen.includes(this.picked)) chosen.push(this.picked);
     chosen.sort((a, b) => a - b);
     const folded = Array.from({ length: all }, (_, at) => at).filter((at) => !chosen.includes(at));
     this.table.build(chosen, keys, folded);
-    this.table.element.classList.toggle("dense", chosen.length > 12);
-  }
-
-  /** The buttons below stay where they are: steps without the table are as high as it was. */
-  keepHeight() {
-    if (!this.table.element.hidden) this.body.style.minHeight = `${this.table.element.offsetHeight}px`;
+    const dense = chosen.length > 12;
+    this.body.classList.toggle("dense", dense);
+    this.body.style.setProperty("--rows", chosen.length + (folded.length ? 1 : 0)); // other steps are as high
   }
 
   showPanels() {
@@ -171,9 +200,8 @@ export class Walk {
     this.answer.show({
       edits: this.edits,
       served: Boolean(this.page.store.source.rewalk),
-      next: this.served?.next,
-      waiting: this.asking,
-      problem: this.problem,
+      next: this.recomputed.next,
+      problem: this.recomputed.problem,
       tokens: data.sides[data.text].tokens,
       follows: data.follows,
     });
@@ -182,6 +210,7 @@ export class Walk {
 
   openPanel(name) {
     this.panel = this.panel === name ? null : name;
+    this.picked = this.told.picked;
     this.draw();
   }
 
@@ -205,45 +234,25 @@ export class Walk {
     this.table.mark(index);
     if (!this.numbers.element.hidden) this.numbers.mark(index);
     this.first.mark(index);
-    const text = index === null ? HINT : this.numberText(index);
+    const text = index === null ? `${TRY[STEPS[this.told.step - 1]]} ${KEYS}` : numberText(this.told, this.at, index);
     for (const { readout } of [this.first, this.table, this.after]) readout.textContent = text;
-  }
-
-  numberText(index) {
-    const { walk, row, keys, picked, step } = this.told;
-    const one = row.rows[this.at ?? picked];
-    const name = quoted(keys[one.at]);
-    const count = row.query.length;
-    if (step >= 7) {
-      if (index >= row.output.length) return "";
-      const [value, output] = [one.value[index], row.output[index]];
-      const product = `${short(value)} × ${(100 * one.weight).toFixed(1)}% = ${short(value * one.weight)}`;
-      return `Number ${index + 1} of ${row.output.length}, value of ${name}: ${product}; all tokens: ${short(output)}`;
-    }
-    if (index >= count) return "";
-    const start = `Number ${index + 1} of ${count}: query ${short(row.query[index])}`;
-    if (step === 1) return start;
-    const key = `key of ${name} ${short(one.key[index])}`;
-    if (step === 2) return `${start}, ${key}`;
-    const term = short(one.terms[index]);
-    return walk.additive ? `${start}, ${key}: w · tanh(sum) = ${term}` : `${start} × ${key} = ${term}`;
   }
 
   // Edits
 
   edit(edits) {
     this.edits = edited(edits) ? edits : UNEDITED;
-    this.problem = null;
-    if (!edited(edits)) this.served = null;
-    this.draw();
-    this.ask();
+    this.picked = this.told.picked; // the row in view stays, whatever has the most weight now
+    const text = editsText(edits);
+    if (text === this.page.state.edits) this.draw();
+    else this.page.set({ edits: text });
   }
 
   setWeight(at, weight) {
     const { token, weights, rows } = this.told.row;
     const seen = rows.map(({ visible }) => visible);
     const changed = reweighted(weights, at, weight, seen);
-    this.picked = at;
+    this.told.picked = at;
     this.edit({ ...this.edits, weights: { ...this.edits.weights, [token]: changed } });
   }
 
@@ -254,26 +263,10 @@ export class Walk {
     this.edit({ ...this.edits, weights: {}, moved });
   }
 
-  /** Asks the server for the rest of the model: one request at a time, and only the latest edits count. */
-  async ask() {
-    const { source } = this.page.store;
-    this.wanted = edited(this.edits) && source.rewalk ? { source, name: this.name, edits: this.edits } : null;
-    if (this.asking) return;
-    this.asking = true;
-    while (this.wanted) {
-      const { source: from, name, edits } = this.wanted;
-      const position = this.walk.kind === "encoder" ? undefined : this.told.row.token; // else that of the source
-      this.wanted = null;
-      const current = () => this.edits === edits && this.name === name && this.page.store.source === from;
-      try {
-        const { walk, next } = await from.rewalk(name, asRequest(edits), position);
-        if (current()) this.served = { walk: decodeWalk(walk), next };
-      } catch (error) {
-        if (current()) this.problem = error.message;
-      }
-    }
-    this.asking = false;
-    if (this.page.state.view === "walk" && !this.whole.hidden) this.draw();
+  /** The rest of the model, which a server computes, and the file cannot. */
+  ask() {
+    const position = this.walk.kind === "encoder" ? undefined : this.told.row.token; // else that of the source
+    this.recomputed.ask(this.page.store.source, this.name, this.edits, position);
   }
 
   /** Arrows step and choose the token; with Shift they choose the row and the number. */

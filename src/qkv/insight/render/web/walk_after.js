@@ -1,3 +1,4 @@
+// @ts-check
 // What comes after the head: the output projection, the residual stream, and the prediction before and after.
 
 import { barList } from "qkv/bar_list.js";
@@ -48,11 +49,11 @@ export class After {
     );
     this.lens = element("div", { class: "lens-pair" });
     this.note = element("p", { class: "note" });
-    this.readout = element("p", { class: "readout" });
+    this.readout = element("p", { class: "readout", "aria-live": "polite" });
     this.element = element("div", { class: "after" }, this.vectors, this.lens, this.readout, this.note);
   }
 
-  show({ walk, row, step, theme, changed }) {
+  show({ walk, row, step, theme, note }) {
     const { token } = row;
     this.vectors.hidden = this.readout.hidden = step !== 9;
     this.lens.hidden = step !== 10 || !walk.lens;
@@ -66,8 +67,8 @@ export class After {
       this.showLengths(walk.lengths, token);
     }
     if (walk.lens) this.showLens(walk.lens, token);
-    this.note.textContent = changed && !changed.exact ? changed.note : "";
-    this.note.hidden = this.note.textContent === "";
+    this.note.textContent = note;
+    this.note.hidden = note === "";
   }
 
   showLengths(lengths, token) {

@@ -1,3 +1,4 @@
+// @ts-check
 // The numbers of one head as the page gets them, and what becomes of them under edits; no part of the page is touched.
 //
 // Edits: { divisor, lifted, swapped: [[a, b], ...], moved: {token: position}, weights: {query: [numbers]} }.
@@ -12,8 +13,34 @@ export function edited({ divisor, lifted, swapped, moved, weights }) {
   return divisor !== null || lifted || changes.some((count) => count > 0);
 }
 
+/** Edits as the end of an address has them: d1 (divisor), m (mask lifted), s1-5 (keys swapped), v3_40 (key moved). */
+export function editsText({ divisor, lifted, swapped, moved }) {
+  const parts = [
+    ...(divisor === null ? [] : [`d${Number(divisor.toPrecision(4))}`]),
+    ...(lifted ? ["m"] : []),
+    ...swapped.map(([a, b]) => `s${a}-${b}`),
+    ...Object.entries(moved).map(([at, position]) => `v${at}_${position}`),
+  ];
+  return parts.join(" ");
+}
+
+/** The edits of such a text, as far as the head has these tokens. */
+export function editsFrom(text, count) {
+  const edits = { ...UNEDITED, swapped: [], moved: {}, weights: {} };
+  const known = (...tokens) => tokens.every((token) => token < count);
+  for (const part of text.split(" ")) {
+    const [, kind, first, second] = /^([dmsv])([\d.]*)[-_]?(-?\d+)?$/.exec(part) ?? [];
+    const [a, b] = [Number(first), Number(second)];
+    if (kind === "d" && a > 0) edits.divisor = a;
+    if (kind === "m") edits.lifted = true;
+    if (kind === "s" && known(a, b) && a !== b) edits.swapped.push([a, b]);
+    if (kind === "v" && known(a) && Number.isInteger(b)) edits.moved[a] = b;
+  }
+  return edited(edits) ? edits : UNEDITED;
+}
+
 /** A matrix as its rows, views of one array. */
-function rowsOf({ shape, type, data }) {
+export function rowsOf({ shape, type, data }) {
   const bytes = fromBase64(data);
   const numbers = type === "u1" ? bytes : new Float32Array(bytes.buffer, bytes.byteOffset, bytes.byteLength / 4);
   if (shape.length === 1) return numbers;
@@ -83,7 +110,7 @@ export function headRow(walk, token, edits = UNEDITED) {
     const key = keyOf(walk, order, edits.moved, at);
     const parts = terms(query, key, walk.additive);
     const total = sum(parts);
-    const bias = biasAt(walk, token, at, edits.moved);
+    const bias = biasAt(walk, token, at, edits.moved) * (walk.score === "relative" ? walk.divisor / divisor : 1);
     const visible = edits.lifted || walk.visible[token][at] === 1;
     const scaled = total / divisor;
     const score = !visible ? -Infinity : known ? scaled + bias : walk.scores[token][at];

@@ -1,3 +1,4 @@
+// @ts-check
 // Touching the equation: the divisor, the mask, two keys; and what the server answers.
 
 import { element } from "qkv/elements.js";
@@ -10,6 +11,11 @@ import { changes } from "qkv/walk_after.js";
 const NEAR = 0.03; // of the divisor: the slider snaps to it
 
 export class Touch {
+  /** @type {any} */
+  edits;
+  /** @type {any} */
+  walk;
+
   /** `onedit(edits)` gets all edits; `onpanel(name)` opens or closes a panel. */
   constructor(onedit, onpanel) {
     this.onedit = onedit;
@@ -105,7 +111,7 @@ export class Answer {
   }
 
   /** `next` is null if no token is predicted; without a server the note says what is missing. */
-  show({ edits, served, next, waiting, problem, tokens, follows }) {
+  show({ edits, served, next, problem, tokens, follows }) {
     this.element.hidden = !edited(edits);
     if (this.element.hidden) return;
     const note = (text) => element("p", { class: "note" }, text);
@@ -113,7 +119,7 @@ export class Answer {
       const text = "Scores, weights and output above are computed anew. Predictions need the model: open it with ";
       this.element.replaceChildren(element("p", { class: "note" }, text, element("code", {}, "qkv serve"), "."));
     } else if (problem) this.element.replaceChildren(note(problem));
-    else if (next === undefined) this.element.replaceChildren(note(waiting ? "The model computes the rest …" : ""));
+    else if (next === undefined) this.element.replaceChildren(note("The model computes the rest …"));
     else if (next === null) this.element.replaceChildren(note("This model predicts no tokens."));
     else {
       const where = follows ? "Next token after" : "Prediction at";

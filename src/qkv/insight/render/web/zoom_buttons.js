@@ -1,3 +1,4 @@
+// @ts-check
 // Buttons that zoom a map, for those without a wheel.
 
 import { element } from "qkv/elements.js";

@@ -196,6 +196,9 @@ class AttentionRequest(
         False, description="Also return gradient x input of each prediction; for short texts."
     )
     top: int = Field(5, ge=1, le=100, description="Number of predicted tokens per position.")
+    model_walk: bool = Field(
+        False, description="Also return the walk of each token through the whole model."
+    )
 
 
 class TokenizeRequest(JsonBody, json_schema_extra=example(model="smollm2", text="The cat sat")):

@@ -191,6 +191,10 @@ class AttentionReply(BaseModel):
     )
     next: list[Any] | None
     lens: list[Any] | None
+    parts: dict[str, Any] | None = Field(
+        default=None, description="With attribution: each position's logit by layer and head."
+    )
+    model_walk: dict[str, Any] | None = None
 
 
 class NextTokenChange(BaseModel):

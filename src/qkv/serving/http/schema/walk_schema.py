@@ -13,8 +13,10 @@ from qkv.serving.http.schema.openai_schema import example
 MAX_ITEMS = 256
 """Tokens of a text, and edits of each kind."""
 Position = Annotated[int, Field(ge=0, le=1_000_000)]
+MovedPosition = Annotated[int, Field(ge=-1_000_000, le=1_000_000)]
 Number = Annotated[int, Field(ge=0, le=10_000)]
-Weight = Annotated[float, Field(ge=0, le=1)]
+Weight = Annotated[float, Field(ge=0, le=1.001)]
+"""A share of 1, which may be rounded up."""
 Row = Annotated[list[Weight], Field(fail_fast=True, max_length=MAX_ITEMS)]
 
 
@@ -31,8 +33,10 @@ class HeadEdits(BaseModel):
     swap_keys: Annotated[
         list[tuple[Position, Position]], Field(fail_fast=True, max_length=MAX_ITEMS)
     ] = Field(default=[], description="Pairs of tokens whose keys change places.")
-    move: Annotated[dict[Position, Position], Field(max_length=MAX_ITEMS)] = Field(
-        default={}, description="By token: the position at which its key is taken to stand."
+    move: Annotated[dict[Position, MovedPosition], Field(max_length=MAX_ITEMS)] = Field(
+        default={},
+        description="By token: the position at which its key is taken to stand; below 0 where "
+        "only distances count (rotary, ALiBi, relative).",
     )
     strength: Annotated[float, Field(ge=-10, le=10)] = Field(
         1.0, description="Factor of the head's output; 0 switches it off."
@@ -60,4 +64,8 @@ class WalkRequest(
         description="The token whose prediction is compared; null is the first mask token, or "
         "the last token.",
     )
-    edits: HeadEdits = Field(default_factory=HeadEdits)
+    edits: HeadEdits | None = Field(None, description="Changes of this head; null is none.")
+
+    @property
+    def walk_edits(self) -> WalkEdits:
+        return WalkEdits() if self.edits is None else self.edits.edits
