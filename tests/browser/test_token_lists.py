@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from support.browser_fixtures import Open
-from support.look_page import settled
+from support.look_page import settled, views
 from support.made_looks import made_look
 
 SENTENCE = ["the", " cat", " saw", " a", " cat", ".", " It", " ran", " off", " then", ",", " fast"]
@@ -80,6 +80,7 @@ def test_every_view_says_what_it_is(open_page: Open) -> None:
     assert formula.inner_text() == "pℓ(v) = softmaxv( norm(hℓ) · uv )"
     assert formula.locator("sub").all_inner_texts() == ["ℓ", "v", "ℓ", "v"]
     assert "residual stream" in (formula.get_attribute("aria-label") or "")
-    page.keyboard.press("6")  # keys work while the focus is there, and the text stays open
+    key = str(views().index("norms") + 1)
+    page.keyboard.press(key)  # keys work while the focus is there, and the text stays open
     settled(page, view="norms")
     assert page.locator(".what[open] .formula").inner_text().startswith("‖h‖")

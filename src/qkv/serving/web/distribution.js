@@ -28,6 +28,9 @@ function last(text) {
 }
 
 export class Distribution {
+  /** @type {any} */
+  rawOnly;
+
   /** @type {App} */
   app;
   /** @type {(picked: any) => void} */

@@ -194,7 +194,9 @@ export class Write {
       const read = (off) =>
         readTokens(newText.model, [...before, ...after], { off: headsOff({ off }), logprobs: ALTERNATIVES, signal });
       const all = [...new Set([...offs, newText.off])];
-      const readings = new Map(await Promise.all(all.map(async (off) => [off, await read(off)])));
+      /** @type {[string, any][]} */
+      const pairs = await Promise.all(all.map(async (off) => /** @type {[string, any]} */ ([off, await read(off)])));
+      const readings = new Map(pairs);
       const tokens = readings.get(newText.off).map((token, index) => {
         const off = offs[index - before.length];
         return off === undefined ? token : { ...readings.get(off)[index], off };

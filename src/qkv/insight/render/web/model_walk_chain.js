@@ -1,3 +1,4 @@
+// @ts-check
 // The chain of places from the tokens to the draw: the residual stream as a band whose width is its length, bars of
 // what attention and feed-forward add, and the likeliest token after each block.
 
