@@ -244,6 +244,9 @@ def test_attribution_is_computed_by_the_server(visit: Open, server: Any) -> None
     assert "attribution" in answer["blocks"]
     assert page.locator("#qkv canvas.cells").count() == 2
     assert "largest attribution" in page.inner_text(".status")
+    position = answer["parts"]["positions"][-1]
+    note = page.inner_text(".logit-parts .note")
+    assert f"sum to {'−' if position['total'] < 0 else '+'}{abs(position['total']):.2f}" in note
     page.fill("#look-text", "the cat " * 30)
     page.wait_for_selector("button[data-view=attribution][aria-disabled]")
     why = page.get_attribute("button[data-view=attribution]", "title")

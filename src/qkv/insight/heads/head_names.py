@@ -28,9 +28,9 @@ NEARLY_ALL = 0.8
 """The share of the later tokens that clearly look at a subject."""
 FEW = 0.02
 """The share of the heads (or three heads) up to which a key is a subject; beyond, it is a sink."""
-FUNCTION_WORDS = frozenset(
-    "a an the this that is was are were be of to in on at by for with from as and or but not it"
-    .split()
+FUNCTION_WORDS = (
+    *("a", "an", "the", "this", "that", "is", "was", "are", "were", "be", "of", "to", "in"),
+    *("on", "at", "by", "for", "with", "from", "as", "and", "or", "but", "not", "it"),
 )
 """English tokens that are no subject."""
 NOTHING = 0.001
@@ -255,9 +255,7 @@ def with_measurement(
 # Leaving keys out
 
 
-def without_keys(
-    weights: Float[Tensor, "*n T S"], positions: list[int]
-) -> Float[Tensor, "*n T S"]:
+def without_keys(weights: Float[Tensor, "*n T S"], positions: list[int]) -> Float[Tensor, "*n T S"]:
     """The weights without some keys, each row rescaled to sum to 1.
 
     A row that gave them all its weight (but 0.1%) stays empty.

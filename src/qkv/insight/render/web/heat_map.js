@@ -304,7 +304,7 @@ export class HeatMap {
   }
 }
 
-/** How high a map may be: to the bottom of the window, or most of a window if little is left, since the page scrolls. */
+/** How high a map may be: to the bottom of the window, or most of a window if little is left: the page scrolls. */
 function roomFor(node) {
   const room = window.innerHeight - (node.getBoundingClientRect().top + window.scrollY) - 44;
   return room >= 0.55 * window.innerHeight ? room : 0.8 * window.innerHeight;

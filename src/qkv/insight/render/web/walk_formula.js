@@ -28,7 +28,13 @@ function parts({ score, divisor, bias, written, visible }) {
     ...(visible.some((see) => see.some((one) => !one)) ? [[" + mask", "", ["mask"]]] : []),
     [" )", "", ["softmax"]],
     [" v", "is-value", ["value", "sum"]],
-    ...(written ? [["  W", "", ["written"], "O"], [" → x", "", ["written"]], [" → logits", "", ["lens"]]] : []),
+    ...(written
+      ? [
+          ["  W", "", ["written"], "O"],
+          [" → x", "", ["written"]],
+          [" → logits", "", ["lens"]],
+        ]
+      : []),
   ];
 }
 
