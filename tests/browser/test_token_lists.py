@@ -31,7 +31,9 @@ def test_a_list_has_positions_and_ends_with_the_others(open_page: Open) -> None:
         assert word.bounding_box()["width"] > 4  # and not squeezed out of sight
     page.keyboard.press("w")
     settled(page, words=1)
-    assert page.locator(".bars li .position-number").first.inner_text() == "·9"  # where “then,” begins
+    assert (
+        page.locator(".bars li .position-number").first.inner_text() == "·9"
+    )  # where “then,” begins
 
 
 def test_bars_are_long_where_the_list_is_narrow(open_page: Open) -> None:

@@ -23,8 +23,8 @@ from qkv.insight.render.views import ENDINGS, View, ViewChoice
 from qkv.insight.walk.head_walk import HeadName, walk_heads
 from qkv.insight.walk.telling_heads import telling_heads
 from qkv.models.model import Model
-from qkv.text.tokenizer import Tokenizer
 from qkv.storage import last_part
+from qkv.text.tokenizer import Tokenizer
 
 WITHOUT_ATTENTION = ("model", "next", "lens", "norms")
 """Views that show no attention weights."""
