@@ -10,7 +10,7 @@ from support.browser_fixtures import Open
 from support.look_page import settled
 from support.made_looks import HOSTILE, made_look
 
-VIEWS = ("head", "heads", "lines", "next", "lens", "norms", "attribution")
+VIEWS = ("model", "head", "heads", "lines", "next", "lens", "norms", "attribution")
 NAME = "<b>x</b></title><script>window.hacked = 1</script>"
 SEEN = {
     "\n": "↵",

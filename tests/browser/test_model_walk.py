@@ -116,7 +116,9 @@ def test_a_gpt(open_page: Open) -> None:
     go(page, "embedding", token=2)
     assert "turns each query and key" in status(page)
     token = norm(stack.embedding.token, 2)
-    assert float(re.findall(r"length (\d+\.\d+)", status(page))[0]) == pytest.approx(token, rel=6e-3)
+    assert float(re.findall(r"length (\d+\.\d+)", status(page))[0]) == pytest.approx(
+        token, rel=6e-3
+    )
     assert page.is_visible(".position-map.framed canvas")
 
 

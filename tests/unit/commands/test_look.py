@@ -20,7 +20,8 @@ TEXT = "the cat sat on the mat"
 
 
 @pytest.mark.parametrize(
-    "view", ["walk", "head", "heads", "lines", "next", "lens", "norms", "numbers", "attribution"]
+    "view",
+    ["walk", "model", "head", "heads", "lines", "next", "lens", "norms", "numbers", "attribution"],
 )
 @pytest.mark.parametrize("model", ["gpt", "bert", "one"])
 def test_every_view_of_every_family(qkv: Qkv, models: Path, model: str, view: str) -> None:

@@ -240,4 +240,3 @@ def test_a_known_lens_is_not_computed_again() -> None:
     known = logit_lens(model, TOKENIZER, text, top=5)
     walk = walk_model(model, text, TOKENIZER, lens=known)
     assert walk.lens == walk_model(model, text, TOKENIZER).lens
-
