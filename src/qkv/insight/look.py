@@ -315,7 +315,8 @@ def model_walk_of(
     wanted: bool | None,
 ) -> ModelWalk | None:
     """The walk through the model; None if it is not wanted, or by default if parts are hidden."""
-    if wanted is None and longest_side(reading) > MODEL_WALK_MAX_TOKENS or wanted is False:
+    short = longest_side(reading) <= MODEL_WALK_MAX_TOKENS
+    if not (short if wanted is None else wanted):
         return None
 
     try:

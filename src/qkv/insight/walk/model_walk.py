@@ -183,7 +183,8 @@ def scored_tokens(
     shares = probability.gather(1, ids)
 
     result = []
-    for row_ids, row_best, row_shares in zip(ids.tolist(), best.tolist(), shares.tolist()):
+    rows = zip(ids.tolist(), best.tolist(), shares.tolist(), strict=True)
+    for row_ids, row_best, row_shares in rows:
         row = zip(row_ids, row_best, row_shares, strict=True)
         result.append([ScoredToken(readable_token(tokenizer, id), id, x, p) for id, x, p in row])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +79,7 @@ def check_sums(model: Any, stack: StackWalk) -> None:
             else:
                 close(part.after, residual.norm(total))
                 close(required(part.read), part.before)
-        for part, following in zip(parts, parts[1:], strict=False):
+        for part, following in pairwise(parts):
             close(part.after, following.before)
 
 

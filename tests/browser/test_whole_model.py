@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from qkv.insight.walk.model_walk import ModelWalk, walk_model
 from qkv.insight.look import Look, look
+from qkv.insight.walk.model_walk import ModelWalk, walk_model
 from qkv.models import (
     BERT,
     GPT,
@@ -153,6 +153,8 @@ def test_keys_levels_and_heads(open_page: Open) -> None:
     page.click(".open-block")
     settled(page, place="self.0.norm_attention")
     assert page.evaluate("document.activeElement.dataset.place") == "self.0.norm_attention"
+    page.keyboard.press("Escape")
+    settled(page, place="self.0")
     page.click(".place[data-place='self.1']")
     settled(page, place="self.1.norm_attention")
     assert page.inner_text(".crumbs").split("\n") == ["Model", "›", "Block 1"]
