@@ -17,7 +17,7 @@ def show_model(look: LookData, console: Console, choice: ViewChoice) -> None:
     token = label(walk.reading.text.tokens[position], 16)
     title = f"The whole model, token {position}: {token}"
     console.print(Text(title, style="bold"))
-    below = "Length of the stream and of what is added, their cosine, and the likeliest token."
+    below = "Lengths of the stream and of what is added, their cosine, the likeliest token."
     console.print(Text(below, style="dim"))
 
     table = Table.grid(padding=(0, 2))
