@@ -69,9 +69,7 @@ def test_look_comes_first_and_shows_text_attention_and_next_token(visit: Open, s
 
     # The sentence tells the strongest weights of the chosen head for the chosen token.
     settled(page, view="head")
-    where = dict(
-        urllib.parse.parse_qsl(page.get_attribute("#qkv", "data-shown").removeprefix("#"))
-    )
+    where = dict(urllib.parse.parse_qsl(page.get_attribute("#qkv", "data-shown").removeprefix("#")))
     site = f"self {where['layer']} {where['head']}"  # a telling head
     page.locator(".attended .keys .piece").nth(3).click()
     settled(page, token=3)

@@ -217,6 +217,7 @@ def test_missing_views_have_a_reason() -> None:
         made_look(["a"] * 1025, depth=1, heads=1), lens=None, norms=None, attribution=None
     )
     assert missing_views(long) == {
+        "model": "The text has more than 48 tokens: use qkv look … --view model",
         "walk": ("The text has more than 48 tokens: use qkv look … --view walk --layer 0 --head 0"),
         "lens": "The text has more than 256 tokens: use qkv look … --view lens",
         "norms": "The text has more than 1,024 tokens: use qkv look … --view norms",
