@@ -16,7 +16,7 @@ from qkv.insight.inspect.model_input import Reading, Side
 from qkv.insight.inspect.residual_norms import Norms
 from qkv.insight.inspect.whole_words import WholeWord
 from qkv.insight.look import Look
-from qkv.insight.walk.telling_heads import WALK_MAX_TOKENS
+from qkv.insight.walk.walk_choice import WALK_MAX_TOKENS
 from support.made_model_walk import made_model_walk
 from support.made_walks import made_walk
 
