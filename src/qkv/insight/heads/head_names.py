@@ -122,7 +122,7 @@ def name_subjects(shares: WeightShares, columns: Side) -> dict[tuple[int, int], 
     names = {}
     for layer, head in clear.nonzero().tolist():
         position = int(shares.token[layer, head])
-        token = columns.tokens[position].casefold()
+        token = columns.tokens[position].strip().casefold()
         name = "subject"
         if counts[position] > few:
             name = "sink"
@@ -138,7 +138,7 @@ def explanation(name: HeadName, columns: Side) -> str:
     """What a head of this name does in this text, as a sentence."""
     token = ""
     if name.position is not None:
-        token = columns.tokens[name.position]
+        token = columns.tokens[name.position].strip()
 
     return SENTENCES[name.name].format(share=f"{name.share:.0%}", token=token)
 

@@ -68,9 +68,9 @@ export class TileGrid {
     this.across = Math.max(1, Math.floor(width / (Math.floor(size * wide) + GAP)));
     table.style.setProperty("--tile", `${size}px`);
     table.style.setProperty("--caption", `${captions}px`);
-    table.style.gridTemplateColumns = this.sorted
-      ? `repeat(${this.across}, ${column})`
-      : `repeat(${blocks}, 22px repeat(${heads}, ${column}))`;
+    const block = ["22px", ...Array(heads).fill(column)];
+    const columns = this.sorted ? Array(this.across).fill(column) : Array(blocks).fill(block).flat();
+    table.style.gridTemplateColumns = columns.join(" ");
     this.place(blocks, deep);
   }
 
