@@ -6,6 +6,9 @@ import { quoted } from "qkv/token_text.js";
 import { short } from "qkv/vector_strip.js";
 import { cosine, largest } from "qkv/walk_math.js";
 
+/** A token of the text in a sentence: without the space before it, which the rows of the table show. */
+const named = (text) => quoted(text.trim() === "" ? text : text.trimStart());
+
 const round = (weight) => (weight >= 0.095 ? `${Math.round(100 * weight)}%` : percent(weight));
 const count = (number, one, many = `${one}s`) => `${number} ${number === 1 ? one : many}`;
 const place = (walk, of) => (Number.isInteger(walk.divisor) ? `${walk.divisor}` : of(walk.divisor));
@@ -35,13 +38,13 @@ class Telling {
 
   constructor({ walk, row, plain, edits, head, query, keys, picked }) {
     Object.assign(this, { walk, row, plain, edits, head, keys });
-    this.query = quoted(query);
+    this.query = named(query);
     this.width = row.query.length;
     const [top] = largest(row.weights, 1);
     this.top = row.rows[top];
-    this.best = quoted(keys[top]);
+    this.best = named(keys[top]);
     this.one = row.rows[picked ?? top];
-    this.name = quoted(keys[this.one.at]);
+    this.name = named(keys[this.one.at]);
     this.hidden = row.rows.filter(({ visible }) => !visible).length;
   }
 
@@ -138,14 +141,14 @@ class Telling {
     const [at] = largest(moved, 1, true);
     const change = `from ${round(plain.weights[at])} to ${round(row.weights[at])}`;
     const other = "Your changes give other scores, and softmax makes other weights of them.";
-    return `${other} The weight from ${query} to ${quoted(keys[at])} goes ${change}.`;
+    return `${other} The weight from ${query} to ${named(keys[at])} goes ${change}.`;
   }
 
   valueSentences() {
     const { row, keys } = this;
     const [first, second] = largest(row.weights, 2);
-    const more = second === undefined ? "" : `, ${round(row.weights[second])} of that of ${quoted(keys[second])}`;
-    const most = `${round(row.weights[first])} of that of ${quoted(keys[first])}`;
+    const more = second === undefined ? "" : `, ${round(row.weights[second])} of that of ${named(keys[second])}`;
+    const most = `${round(row.weights[first])} of that of ${named(keys[first])}`;
     const parts = `Each is multiplied by its weight: ${most}${more}.`;
     return `A value is what a token hands over when it is looked at. ${parts}`;
   }
@@ -192,7 +195,7 @@ export function sentences(step, told) {
 /** One number of the vectors: of the row `at`, or of the picked one. */
 export function numberText({ walk, row, keys, picked, step }, at, index) {
   const one = row.rows[at ?? picked];
-  const name = quoted(keys[one.at]);
+  const name = named(keys[one.at]);
   const count = row.query.length;
   if (step >= 7) {
     if (index >= row.output.length) return "";
