@@ -11,8 +11,9 @@ from support.browser_fixtures import skip_without
 
 RUN = """async () => {
   const { violations } = await axe.run(document, { resultTypes: ["violations"] });
-  return violations.flatMap(({ id, nodes }) =>
-    nodes.map(({ html, any }) => `${id}: ${html.slice(0, 160)} (${any.map(({ message }) => message)})`));
+  const told = (id, { html, any }) =>
+    `${id}: ${html.slice(0, 160)} (${any.map(({ message }) => message)})`;
+  return violations.flatMap(({ id, nodes }) => nodes.map(node => told(id, node)));
 }"""
 
 

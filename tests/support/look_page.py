@@ -6,6 +6,7 @@ import math
 import re
 from typing import Any
 
+from qkv.insight.render.script_bundle import module
 from support.playground_page import painted
 
 PIXEL = """([selector, x, y]) => {
@@ -14,6 +15,14 @@ PIXEL = """([selector, x, y]) => {
   const pixels = canvas.getContext("2d");
   return [...pixels.getImageData(Math.round(x * ratio), Math.round(y * ratio), 1, 1).data];
 }"""
+
+
+def views() -> list[str]:
+    """The views of the page in the order of their keys, 1 the first."""
+    listed = re.search(r"VIEWS = \[([^\]]+)\]", module("state.js"))
+    assert listed is not None
+
+    return re.findall(r'"(\w+)"', listed[1])
 
 
 def pixel(page: Any, selector: str, x: float, y: float) -> tuple[int, ...]:

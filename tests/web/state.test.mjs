@@ -45,8 +45,10 @@ test("an address restores the state", () => {
     least: 5,
     compare: [1, 2],
   };
-  assert.deepEqual(fromHash(toHash(state), FIRST, DATA), state);
-  assert.deepEqual(fromHash("", FIRST, DATA), FIRST);
+  const restored = fromHash(toHash(state), FIRST, DATA);
+  for (const name of Object.keys(state)) assert.deepEqual(restored[name], state[name], name);
+  assert.equal(toHash(restored), toHash(state));
+  assert.equal(toHash(fromHash("", FIRST, DATA)), toHash(FIRST));
 });
 
 test("what the data does not have is replaced by the nearest that it has", () => {

@@ -147,7 +147,7 @@ class Attribute:
             f"{what}: {found.score:+.3f}; baseline ({self.baseline}): {found.baseline:+.3f}; "
             f"not accounted for: {found.gap:+.4f}"
         )
-        values = []
+        values: list[tuple[str, float]] = []
         if found.source is not None and reading.source is not None:
             values += zip(reading.source.tokens, found.source.tolist(), strict=True)
 

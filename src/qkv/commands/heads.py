@@ -299,7 +299,7 @@ def draw(name: str, result: HeadResults, path: Path) -> Path:
         "patterns": head_figures.patterns_figure,
         "ablation": head_figures.importance_figure,
         "syntax": head_figures.syntax_figure,
-        "history": lambda values, title: history_figure(*values, title),
+        "history": lambda values, title: history_figure(values[0], values[1], title),
     }
     return figure_style.save(lambda: figures[name](result.values, result.title), path)
 

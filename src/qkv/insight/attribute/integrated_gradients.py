@@ -127,7 +127,7 @@ def integrated_gradients(
     )
 
 
-class Interval(NamedTuple):
+class PathInterval(NamedTuple):
     """A part of the line, and its share of the contributions."""
 
     low: PathPoint
@@ -213,7 +213,7 @@ class BaselineLine:
 
         return totals
 
-    def measure(self, ends: list[tuple[PathPoint, PathPoint]]) -> list[Interval]:
+    def measure(self, ends: list[tuple[PathPoint, PathPoint]]) -> list[PathInterval]:
         """Integrate over intervals that are given by their ends and the scores there."""
         low = np.array([start[0] for start, _ in ends])
         width = np.array([end[0] for _, end in ends]) - low
@@ -228,7 +228,7 @@ class BaselineLine:
         for number, (start, end) in enumerate(ends):
             parts = [side[number] for side in sides]
             missing = end[1] - start[1] - sum(float(part.sum()) for part in parts)
-            intervals.append(Interval(start, end, parts, abs(missing)))
+            intervals.append(PathInterval(start, end, parts, abs(missing)))
 
         return intervals
 

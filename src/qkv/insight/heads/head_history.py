@@ -40,7 +40,7 @@ class HeadHistory(NamedTuple):
         return [divmod(index, last.shape[1]) for index in best]
 
     def steepest(self, pattern: str) -> tuple[int, int] | None:
-        """The two steps between which the strongest head's score grows most; None if it never does."""
+        """The two steps between which the strongest head's score grows most, or None."""
         ((layer, head),) = self.strongest(pattern, 1)
         scores = self.scores[pattern][:, layer, head]
         growth = scores.diff()

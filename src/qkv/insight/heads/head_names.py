@@ -28,9 +28,9 @@ NEARLY_ALL = 0.8
 """The share of the later tokens that clearly look at a subject."""
 FEW = 0.02
 """The share of the heads (or three heads) up to which a key is a subject; beyond, it is a sink."""
-FUNCTION_WORDS = frozenset(
-    "a an the this that is was are were be of to in on at by for with from as and or but not it"
-    .split()
+FUNCTION_WORDS = (
+    *("a", "an", "the", "this", "that", "is", "was", "are", "were", "be", "of", "to", "in"),
+    *("on", "at", "by", "for", "with", "from", "as", "and", "or", "but", "not", "it"),
 )
 """English tokens that are no subject."""
 NOTHING = 0.001
@@ -122,7 +122,7 @@ def name_subjects(shares: WeightShares, columns: Side) -> dict[tuple[int, int], 
     names = {}
     for layer, head in clear.nonzero().tolist():
         position = int(shares.token[layer, head])
-        token = columns.tokens[position].casefold()
+        token = columns.tokens[position].strip().casefold()
         name = "subject"
         if counts[position] > few:
             name = "sink"
@@ -138,7 +138,7 @@ def explanation(name: HeadName, columns: Side) -> str:
     """What a head of this name does in this text, as a sentence."""
     token = ""
     if name.position is not None:
-        token = columns.tokens[name.position]
+        token = columns.tokens[name.position].strip()
 
     return SENTENCES[name.name].format(share=f"{name.share:.0%}", token=token)
 
@@ -255,9 +255,7 @@ def with_measurement(
 # Leaving keys out
 
 
-def without_keys(
-    weights: Float[Tensor, "*n T S"], positions: list[int]
-) -> Float[Tensor, "*n T S"]:
+def without_keys(weights: Float[Tensor, "*n T S"], positions: list[int]) -> Float[Tensor, "*n T S"]:
     """The weights without some keys, each row rescaled to sum to 1.
 
     A row that gave them all its weight (but 0.1%) stays empty.

@@ -176,14 +176,20 @@ class ShareSums:
             uniform[name] = float((mask.sum(1) / self.seen.sum(1))[followed].mean())
             queries[name] = int(followed.sum())
 
-        stacked = {}
-        for name in self.layers[0]:
-            stacked[name] = torch.stack([layer[name] for layer in self.layers])
+        def stacked(name: str) -> Tensor:
+            return torch.stack([layer[name] for layer in self.layers])
 
-        stacked["token"] = stacked["token"].long()
-        mean = (self.total / self.heads).cpu()
-
-        return WeightShares(scores, uniform, queries, **stacked, mean=mean)
+        return WeightShares(
+            scores,
+            uniform,
+            queries,
+            token=stacked("token").long(),
+            on_token=stacked("on_token"),
+            clear=stacked("clear"),
+            strongest=stacked("strongest"),
+            left_out=stacked("left_out"),
+            mean=(self.total / self.heads).cpu(),
+        )
 
 
 def equal_masks(

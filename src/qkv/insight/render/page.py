@@ -149,9 +149,7 @@ def has_view(look: LookData, view: View) -> bool:
 # The file
 
 
-def chunks(
-    look: LookData, start: dict[str, Any], against: LookData | None = None
-) -> Iterator[str]:
+def chunks(look: LookData, start: dict[str, Any], against: LookData | None = None) -> Iterator[str]:
     """The page in order: what is drawn first comes first, and is drawn while the rest is loaded."""
     script = bundle("standalone.js")
     yield page_head(look.model, script, "".join(map(module, STYLES)))

@@ -85,6 +85,6 @@ def check_same_tokens(look: LookData, other: LookData) -> None:
         ):
             if one.tokens != two.tokens:
                 raise ValueError(
-                    f"against: {other.model} reads the text as {len(two.tokens)} tokens, other than "
+                    f"against: {other.model} reads the text as {len(two.tokens)} tokens, not as "
                     f"the {len(one.tokens)} of {look.model}; expected a model that reads the same"
                 )

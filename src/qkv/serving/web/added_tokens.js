@@ -1,3 +1,4 @@
+// @ts-check
 // The tokens that are added to the text of Look: by a draw, by hand, or by a link; the last one can be removed.
 
 import { percent } from "qkv/elements.js";
@@ -7,8 +8,16 @@ import { problem } from "./notices.js";
 import { readTokens } from "./read_tokens.js";
 import { generation } from "./settings.js";
 import { named, probabilityOf } from "./tokens.js";
+/** @import { App } from "./app.js" */
 
 export class AddedTokens {
+  /** @type {App} */
+  app;
+  /** @type {any} */
+  message;
+  /** @type {() => void} */
+  changed;
+
   /** Calls `changed()` before the text changes; `message` is the element for problems. */
   constructor(app, message, changed) {
     Object.assign(this, { app, message, changed });

@@ -1,3 +1,4 @@
+// @ts-check
 // Which heads were off when each token was generated, for links: "none*4;0.1 1.2*6" are four tokens and then six.
 
 /** The heads of each token as text; "" if all are `now`, those that are off at present. */

@@ -46,7 +46,7 @@ export const DEFAULTS = {
   theme: "",
   run: false, // in a copied link: request the result when it is opened
   on: "", // in a copied link: ids of an edited text, "1.2_3.4*": prompt, generated, * chosen by hand
-  on_off: "", // in a copied link: the heads that were off when this text was generated, if others are now: "none*4;0.1*6"
+  on_off: "", // in a copied link: the heads that were off for its tokens, if others are now: "none*4;0.1*6"
 };
 
 /** Reads the settings of an address; unknown names are ignored. */

@@ -7,8 +7,9 @@ import { Alternatives } from "./alternatives.js";
 import { Latest, fetchJson, stream } from "./api.js";
 import { Builder } from "./builder.js";
 import { Distribution } from "./distribution.js";
-import { GeneratedText, parseIds } from "./generated_text.js";
-import { offOfEach, offThen } from "./heads_then.js";
+import { GeneratedText } from "./generated_text.js";
+import { offThen } from "./heads_then.js";
+import { readLinkedText } from "./linked_text.js";
 import { notice, problem } from "./notices.js";
 import { readTokens } from "./read_tokens.js";
 import { Sampling, newSeed } from "./sampling.js";
@@ -187,19 +188,8 @@ export class Write {
       return;
     }
     const { app, newText } = this;
-    const [before, after] = parseIds(on).map((ids) => ids.map((id) => parseInt(id, 10)));
-    const offs = offOfEach(heads, after.length, newText.off);
     try {
-      const signal = this.latest.begin();
-      const read = (off) =>
-        readTokens(newText.model, [...before, ...after], { off: headsOff({ off }), logprobs: ALTERNATIVES, signal });
-      const all = [...new Set([...offs, newText.off])];
-      const readings = new Map(await Promise.all(all.map(async (off) => [off, await read(off)])));
-      const tokens = readings.get(newText.off).map((token, index) => {
-        const off = offs[index - before.length];
-        return off === undefined ? token : { ...readings.get(off)[index], off };
-      });
-      this.text = GeneratedText.fromLink(on, tokens, { ...newText, off: offs.at(-1) ?? newText.off });
+      this.text = await readLinkedText(on, heads, newText, ALTERNATIVES, this.latest.begin());
       this.redraw();
     } catch (error) {
       if (error.name === "AbortError") return;

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -34,7 +35,7 @@ def uniform(causal: bool = True, length: int = T) -> Tensor:
     return seen / seen.sum(-1, keepdim=True)
 
 
-def planted(targets: list[int | None], share: float = 0.9, causal: bool = True) -> Tensor:
+def planted(targets: Sequence[int | None], share: float = 0.9, causal: bool = True) -> Tensor:
     """Each query gives a share of its weight to one key, and the rest to all that it sees."""
     weights = (1 - share) * uniform(causal, len(targets))
     for row, target in enumerate(targets):

@@ -68,6 +68,9 @@ def draw_scores(axes: Axes, history: HeadHistory) -> None:
         colour = COLOURS[0] if bold else COLOURS[1 + number % (len(COLOURS) - 2)]
         heads = history.strongest(pattern, HEADS if bold else 1)
         for rank, (layer, head) in enumerate(heads):
+            if rank and float(scores[-1, layer, head]) < WORTH_MARKING:
+                break
+
             name = f"{pattern} {layer}.{head}"
             values = scores[:, layer, head].tolist()
             width = 2.6 if bold else 1.3

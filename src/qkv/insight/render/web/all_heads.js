@@ -138,7 +138,8 @@ export class AllHeads {
     const pattern = this.patternAt(layer, head);
     const facts = pattern ? [fullName(pattern)] : [];
     for (const [name, [title, , digits, unit]] of Object.entries(NUMBERS)) {
-      if (attention[name]) facts.push(`${String(title).toLowerCase()} ${attention[name][layer][head].toFixed(digits)} ${unit}`);
+      const number = attention[name]?.[layer][head].toFixed(digits);
+      if (number) facts.push(`${String(title).toLowerCase()} ${number} ${unit}`);
     }
     return `Layer ${layer}, head ${head}: ${facts.join(", ")}`;
   }

@@ -204,7 +204,9 @@ class Stepper {
     if (this.count !== count) {
       this.count = count;
       this.list.replaceChildren(
-        ...Array.from({ length: count }, (_, number) => element("option", { value: number }, names?.[number] ?? number)),
+        ...Array.from({ length: count }, (_, number) =>
+          element("option", { value: number }, names?.[number] ?? number),
+        ),
       );
     }
     this.list.selectedIndex = chosen;

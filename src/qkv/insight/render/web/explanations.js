@@ -32,6 +32,22 @@ export const EXPLANATIONS = {
         "after the output projection.",
     ],
   },
+  model: {
+    sentence: "The way of one token through the whole model, from its id to the next token.",
+    formulas: [
+      formula(
+        "the residual stream after a block is h plus attention of the norm of h, and then plus feed-forward of the norm of that",
+        "*h*′ = *h* + attention(norm(*h*)),   *h*″ = *h*′ + feed-forward(norm(*h*′))",
+      ),
+    ],
+    text: [
+      "A token becomes a vector: its embedding, with its position added or rotated in. Each block adds two things to this " +
+        "residual stream: what attention brings from other tokens, and what the feed-forward network computes from this " +
+        "token alone. Some models apply the norm after the sum instead of before.",
+      "At the end the output layer turns the vector into logits, softmax turns these into probabilities, and one token is " +
+        "drawn.",
+    ],
+  },
   head: {
     sentence: "How much each token looks at each other token, in one head.",
     formulas: [WEIGHT],
@@ -166,7 +182,7 @@ export class Explanation {
     this.sentence.textContent = known.sentence;
     this.body.replaceChildren(
       ...known.formulas.map(({ said, written }) =>
-        element("p", { class: "formula", role: "math", "aria-label": said }, ...typeset(written)),
+        element("p", { class: "what-formula", role: "math", "aria-label": said }, ...typeset(written)),
       ),
       ...known.text.map((text) => element("p", {}, text)),
     );

@@ -22,7 +22,8 @@ export function patternOf(attention, side, layer, head) {
   const pattern = attention.patterns?.[layer]?.[head];
   if (!pattern) return null;
   const [name, share, position] = pattern;
-  return { name, share, token: position === null ? null : side.tokens[position], short: SHORT[name] ?? name };
+  const token = position === null ? null : side.tokens[position].trim() || side.tokens[position];
+  return { name, share, token, short: SHORT[name] ?? name };
 }
 
 /** The name with the token that it is about: subject (cat). */

@@ -3,9 +3,10 @@
 
 import { element, oncePerFrame } from "qkv/elements.js";
 import { HeatSums } from "qkv/heat_sums.js";
+import { drawLabels } from "qkv/heat_labels.js";
 import { drawForbidden, drawLeftOut } from "qkv/hatching.js";
 import { onResize } from "qkv/on_resize.js";
-import { label, visible } from "qkv/token_text.js";
+import { visible } from "qkv/token_text.js";
 import { Viewport } from "qkv/viewport.js";
 import { zoomButtons } from "qkv/zoom_buttons.js";
 /** @import { Colours } from "qkv/colour.js" */
@@ -13,7 +14,6 @@ import { zoomButtons } from "qkv/zoom_buttons.js";
 /** @import { Names } from "qkv/token_text.js" */
 
 const LARGEST = 78; // pixels of a cell, at most
-const LABEL = 15; // pixels a label needs at least
 const NUMBERED = 34; // cells of this size and more have numbers
 const READABLE = 22; // pixels of a cell, at least, of a short text: a map that has no room scrolls
 const SHORT = 32; // tokens of a short text
@@ -168,7 +168,7 @@ export class HeatMap {
     drawLeftOut(this.pen, ratio, this.colours.theme, this.viewport, this.left);
     if (cell >= 12) this.drawGaps(across, down, cell * ratio, ratio);
     if (cell >= NUMBERED) this.drawNumbers(ratio);
-    this.drawLabels();
+    drawLabels(this);
     this.drawMarks();
     this.sums.paint(this.viewport, ratio, this.colours.theme);
     this.canvas.dispatchEvent(new CustomEvent("drawn"));
@@ -245,49 +245,6 @@ export class HeatMap {
     }
   }
 
-  /** The visible labels: as many as have room, and always that of the hovered cell. */
-  drawLabels() {
-    const { cell, x, y } = this.viewport;
-    const within = (at, length) => (cell < LABEL ? Math.min(length - LABEL / 2, Math.max(LABEL / 2, at)) : at);
-    const put = (parent, names, every, hovered, offset, length, move) => {
-      let shown = [];
-      for (let index = every[0]; index <= every.at(-1); index += every.stride) {
-        if (hovered === null || index === hovered || Math.abs(index - hovered) * cell >= LABEL) shown.push(index);
-      }
-      if (hovered !== null && !shown.includes(hovered)) shown.push(hovered);
-      const at = (index) => within((index + 0.5) * cell - offset * cell, length);
-      const crowded = (index, number) =>
-        number > 0 && index !== hovered && at(index) - at(shown[number - 1]) < LABEL - 3;
-      if (cell < LABEL) shown = shown.filter((index, number) => !crowded(index, number));
-      while (parent.children.length < shown.length) parent.append(element("span"));
-      while (parent.children.length > shown.length) parent.lastChild.remove();
-      shown.forEach((index, number) => {
-        const node = parent.children[number];
-        if (node.text !== names.texts[index]) {
-          node.text = names.texts[index];
-          node.replaceChildren(label(node.text));
-        }
-        node.classList.toggle("hovered", index === hovered);
-        node.classList.toggle("left", parent === this.columnLabels && this.left.has(index));
-        move(node, at(index));
-      });
-    };
-    const stride = Math.max(1, Math.ceil(LABEL / cell));
-    const strided = (range) => Object.assign([Math.ceil(range[0] / stride) * stride, range.at(-1)], { stride });
-    const rows = strided(this.viewport.visibleRows());
-    const columns = strided(this.viewport.visibleColumns());
-    put(this.rowLabels, this.rows, rows, this.hovered?.row ?? null, y, this.viewport.height, (node, at) => {
-      node.style.transform = `translateY(${at}px) translateY(-50%)`;
-    });
-    const widest = this.flat ? `${cell}px` : "";
-    put(this.columnLabels, this.columns, columns, this.hovered?.column ?? null, x, this.viewport.width, (node, at) => {
-      node.style.maxWidth = widest;
-      node.style.transform = this.flat
-        ? `translateX(${at}px) translateX(-50%)`
-        : `translateX(${at}px) translateX(-50%) rotate(180deg)`;
-    });
-  }
-
   drawMarks() {
     const { cell, x, y, width, height } = this.viewport;
     const frame = (node, row, from, to) => {
@@ -304,8 +261,9 @@ export class HeatMap {
   }
 }
 
-/** How high a map may be: to the bottom of the window, or most of a window if little is left, since the page scrolls. */
+/** How high a map may be: to the bottom of the window, or most of a window if little is left: the page scrolls. */
 function roomFor(node) {
   const room = window.innerHeight - (node.getBoundingClientRect().top + window.scrollY) - 44;
-  return room >= 0.55 * window.innerHeight ? room : 0.8 * window.innerHeight;
+  const least = node.closest("[data-one-screen]") ? 0.3 : 0.55; // of the window; with less, the page scrolls to the map
+  return room >= least * window.innerHeight ? room : 0.8 * window.innerHeight;
 }

@@ -28,9 +28,12 @@ export class HeatSums {
     if (matrix && this.matrix !== matrix) {
       this.rowSums = Array.from({ length: matrix.rows }, (_, row) => matrix.row(row).reduce((sum, w) => sum + w, 0));
       this.columnSums = new Float64Array(matrix.columns);
-      for (let row = 0; row < matrix.rows; row++) matrix.row(row).forEach((w, column) => (this.columnSums[column] += w));
+      for (let row = 0; row < matrix.rows; row++) {
+        matrix.row(row).forEach((weight, column) => (this.columnSums[column] += weight));
+      }
       const order = [...this.columnSums.keys()].sort((one, other) => this.columnSums[other] - this.columnSums[one]);
-      const most = order.slice(0, 3).map((column) => `${quoted(columns.texts[column])} ${this.columnSums[column].toFixed(2)}`);
+      const told = (column) => `${quoted(columns.texts[column])} ${this.columnSums[column].toFixed(2)}`;
+      const most = order.slice(0, 3).map(told);
       this.below.setAttribute("aria-label", `The sum of each column; the largest: ${most.join(", ")}`);
     }
     this.matrix = matrix;

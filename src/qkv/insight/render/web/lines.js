@@ -10,8 +10,7 @@ import { label, quoted } from "qkv/token_text.js";
 /** @import { Names } from "qkv/token_text.js" */
 
 const [LOW, HIGH] = [28, 54]; // pixels of a token, at least and at most
-const FEW = 32; // tokens up to which all lines are drawn
-const STRONGEST = 12; // lines of a token in a longer text
+const [FEW, STRONGEST] = [32, 12]; // tokens up to which all lines are drawn; lines of a token in a longer text
 const NEAR = 300; // tokens above and below whose lines may be visible
 const CHOSEN = 6; // heads besides the current one
 

@@ -118,7 +118,7 @@ export class LogitParts {
       });
       return element("tr", {}, element("th", {}, String(layer)), ...cells);
     });
-    this.table.replaceChildren(element("tr", {}, element("th", {}, ""), ...above), ...rows);
+    this.table.replaceChildren(element("tr", {}, element("th", {}, "layer"), ...above), ...rows);
   }
 
   fill(ranked, most) {

@@ -1,3 +1,4 @@
+// @ts-check
 // The whole model: one token on its way from its id to the draw of the next token, block by block.
 
 import { element } from "qkv/elements.js";
@@ -11,6 +12,11 @@ import { TokenStrip } from "qkv/token_strip.js";
 const HINT = "← → step, ↑ ↓ token, Enter opens a block, Esc closes it";
 
 export class WholeModel {
+  /** @type {any} */
+  store;
+  /** @type {any} */
+  walk;
+
   constructor(page) {
     this.page = page;
     this.title = "Whole model";
@@ -95,7 +101,7 @@ export class WholeModel {
     await this.detail.show(told);
     if (focused && !this.element.contains(document.activeElement)) this.focus(place, focused);
     this.element.dataset.place = place;
-    this.element.dataset.token = token;
+    this.element.dataset.token = String(token);
   }
 
   /** A button that had the focus is gone: the same token has it, or else the current place, so that keys work on. */

@@ -1,3 +1,4 @@
+// @ts-check
 // What the current place of the whole model shows: tokens, vectors, additions, heads, predictions, the draw.
 
 import { barList, guessBars, keyBars } from "qkv/bar_list.js";

@@ -1,3 +1,4 @@
+// @ts-check
 // The end of the whole model: logits, softmax, and the draw of a token.
 
 import { barList, left } from "qkv/bar_list.js";

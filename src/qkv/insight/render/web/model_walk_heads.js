@@ -1,3 +1,4 @@
+// @ts-check
 // The heads of one attention as tiles: the pattern of each, what it adds to the token, and its name if it has one.
 
 import { element } from "qkv/elements.js";

@@ -1,3 +1,4 @@
+// @ts-check
 // The places of a walk through the whole model, from the tokens to the draw; no part of the page is touched.
 //
 // A place is a text: tokens, embedding, self.3 (a block), self.3.attention (a step inside a block), logits, softmax.

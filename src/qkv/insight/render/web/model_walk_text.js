@@ -1,3 +1,4 @@
+// @ts-check
 // Two sentences for each place of the whole model, with the numbers of this model, text and token.
 
 import { percent } from "qkv/elements.js";
@@ -18,6 +19,23 @@ const POSITIONS = {
 const JOINED = { sum: "is added", product: "is multiplied with it", concatenate: "is put beside it" };
 
 class PlaceText {
+  /** @type {any} */
+  walk;
+  /** @type {any} */
+  token;
+  /** @type {any} */
+  stack;
+  /** @type {any} */
+  layer;
+  /** @type {any} */
+  part;
+  /** @type {any} */
+  follows;
+  /** @type {any} */
+  action;
+  /** @type {any} */
+  name;
+
   constructor({ walk, place, token, name, follows }) {
     Object.assign(this, { walk, token, follows, ...placeOf(walk, place) });
     this.place = place;

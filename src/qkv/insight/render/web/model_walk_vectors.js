@@ -1,3 +1,4 @@
+// @ts-check
 // Vectors of the embedding as strips of numbers, and the positions of the model as a heat map.
 
 import { element } from "qkv/elements.js";

@@ -157,8 +157,7 @@ export class Page {
   set(changes) {
     const state = within({ ...this.state, ...changes }, this.store.data);
     if (JSON.stringify(state) === JSON.stringify(this.state)) return;
-    const moved = state.layer !== this.state.layer || state.head !== this.state.head || state.kind !== this.state.kind ||
-      state.mean !== this.state.mean;
+    const moved = ["layer", "head", "kind", "mean"].some((name) => state[name] !== this.state[name]);
     this.state = state;
     this.host.write(toHash(state));
     if (moved) this.setStatus(this.site());

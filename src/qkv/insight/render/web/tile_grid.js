@@ -33,7 +33,8 @@ export class TileGrid {
     const top = element("div", { role: "row", class: "contents" }, ...this.headers[0]);
     // the same numbers above further columns
     const further = element("div", { class: "contents", "aria-hidden": "true" }, ...this.headers.slice(1).flat());
-    this.element = element("div", { class: "grid", role: "grid", "aria-label": "Heads by layer" }, top, ...lines, further);
+    const attributes = { class: "grid", role: "grid", "aria-label": "Heads by layer" };
+    this.element = element("div", attributes, top, ...lines, further);
   }
 
   at(layer, head) {
@@ -67,9 +68,9 @@ export class TileGrid {
     this.across = Math.max(1, Math.floor(width / (Math.floor(size * wide) + GAP)));
     table.style.setProperty("--tile", `${size}px`);
     table.style.setProperty("--caption", `${captions}px`);
-    table.style.gridTemplateColumns = this.sorted
-      ? `repeat(${this.across}, ${column})`
-      : `repeat(${blocks}, 22px repeat(${heads}, ${column}))`;
+    const block = ["22px", ...Array(heads).fill(column)];
+    const columns = this.sorted ? Array(this.across).fill(column) : Array(blocks).fill(block).flat();
+    table.style.gridTemplateColumns = columns.join(" ");
     this.place(blocks, deep);
   }
 
@@ -122,5 +123,6 @@ export class TileGrid {
 function tile(layer, head, events) {
   const attributes = { type: "button", class: "cell", role: "gridcell", tabindex: -1, "data-at": `${layer}.${head}` };
   const canvas = element("canvas", { "aria-hidden": "true" });
-  return element("button", { ...attributes, ...events }, canvas, element("span", { class: "tag", "aria-hidden": "true" }));
+  const tag = element("span", { class: "tag", "aria-hidden": "true" });
+  return element("button", { ...attributes, ...events }, canvas, tag);
 }

@@ -105,7 +105,8 @@ export class Viewport {
     if (!event.ctrlKey && !event.metaKey) return;
     event.preventDefault();
     const box = this.canvas.getBoundingClientRect();
-    const turned = Math.max(-60, Math.min(60, event.deltaY * (event.deltaMode ? 20 : 1))); // a wheel turns further than fingers
+    const far = event.deltaY * (event.deltaMode ? 20 : 1);
+    const turned = Math.max(-60, Math.min(60, far)); // a wheel turns further than fingers
     this.zoom(Math.exp(-turned * 0.0075), event.clientX - box.left, event.clientY - box.top);
   }
 

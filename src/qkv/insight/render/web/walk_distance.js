@@ -32,7 +32,9 @@ export function distances(walk, token) {
 export function scoreAt(walk, token, at, distance, divisor, sum) {
   const bias = biasByDistance(walk, token, distance) ?? 0;
   if (!walk.rotary) return sum / divisor + bias;
-  return rotaryProduct(walk.rotary.query[token], walk.rotary.key[at], walk.rotary.frequencies, distance) / divisor + bias;
+  return (
+    rotaryProduct(walk.rotary.query[token], walk.rotary.key[at], walk.rotary.frequencies, distance) / divisor + bias
+  );
 }
 
 export class DistancePanel {
@@ -93,7 +95,10 @@ export class DistancePanel {
       text(LEFT, HEIGHT - 5, String(least), "start"),
       text(WIDTH - 8, HEIGHT - 5, `${most} tokens`, "end"),
     );
-    this.drawn.setAttribute("aria-label", `Score from ${short(low)} to ${short(high)} at distances ${least} to ${most}`);
+    this.drawn.setAttribute(
+      "aria-label",
+      `Score from ${short(low)} to ${short(high)} at distances ${least} to ${most}`,
+    );
   }
 }
 

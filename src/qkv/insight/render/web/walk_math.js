@@ -56,7 +56,7 @@ export function alike(weights) {
   return 2 ** entropy(weights);
 }
 
-/** The weights with one of them set; the others are scaled, so that the sum stays 1. `visible` says which may change. */
+/** The weights with one of them set; the others that are `visible` are scaled, so that the sum stays 1. */
 export function reweighted(weights, index, weight, visible) {
   const chosen = Math.min(1, Math.max(0, weight));
   const others = weights.reduce((total, other, i) => total + (i !== index && visible[i] ? other : 0), 0);

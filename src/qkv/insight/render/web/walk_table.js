@@ -35,7 +35,7 @@ export class WalkTable {
   /** @type {(index: any, at: any) => void} */
   onhover;
 
-  /** `onpick(position)` of a row, `onweight(position, weight)` of a bar that was moved, `onhover(index)` of a number. */
+  /** `onpick(position)` of a row, `onweight(position, weight)` of a moved bar, `onhover(index)` of a number. */
   constructor({ onpick, onweight, onhover }) {
     Object.assign(this, { onpick, onweight, onhover });
     this.query = new VectorStrip("of-query", onhover);
@@ -126,7 +126,9 @@ export class WalkTable {
     this.query.show(row.query, most.query, theme, `Query of ${quoted(query)}`);
     this.queryName.replaceChildren("query of ", tokenText(query, { class: "word" }));
     this.retitle(walk, divisor, step);
-    for (const [at, parts] of this.rows) this.showRow(row.rows[at], parts, { most, theme, step, picked, reason });
+    const known = walk.score !== "other"; // else a module computes its scores in its own way
+    for (const [at, parts] of this.rows)
+      this.showRow(row.rows[at], parts, { most, theme, step, picked, reason, known });
     if (this.folded.length) this.showOthers(row, most, theme);
     if (step === 3 && this.step === 2) this.sweep(row);
     else this.sweeping = null;
@@ -146,7 +148,7 @@ export class WalkTable {
       sum: "sum",
       scaled: `÷ ${divisor}`,
       score: walk.bias ? "+ position + mask" : "+ mask",
-      weight: "weight",
+      weight: "softmax: weight",
       value: "value",
       weighted: "weight × value",
     };
@@ -157,15 +159,19 @@ export class WalkTable {
     this.corner.textContent = walk.kind === "cross" ? "source token" : "token";
   }
 
-  showRow(numbers, { node, pick, strips, cells, slider, weight, why, text }, { most, theme, step, picked, reason }) {
+  showRow(
+    numbers,
+    { node, pick, strips, cells, slider, weight, why, text },
+    { most, theme, step, picked, reason, known },
+  ) {
     const name = quoted(text);
     strips.key.show(numbers.key, most.key, theme, `Key of ${name}`);
     strips.product.show(numbers.terms, most.product, theme, `Products of ${name}`);
     strips.value.show(numbers.value, most.value, theme, `Value of ${name}`);
     const weighted = mixture([numbers.weight], [numbers.value], numbers.value.length);
     strips.weighted.show(weighted, most.value, theme, `Weight times value of ${name}`);
-    cells.sum.textContent = short(numbers.sum);
-    cells.scaled.textContent = short(numbers.scaled);
+    cells.sum.textContent = known ? short(numbers.sum) : "–";
+    cells.scaled.textContent = known ? short(numbers.scaled) : "–";
     cells.score.textContent = short(numbers.score);
     const shut = !numbers.visible;
     weight.textContent = shut ? "" : part(numbers.weight);
