@@ -73,9 +73,9 @@ class SparseFeatures:
 
     def run(self) -> None:
         check_writable("out", self.out / PAGE)
-        for name in ("limit", "texts", "top"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}: expected 1 or more, not {getattr(self, name)}")
+        for flag in ("limit", "texts", "top"):
+            if getattr(self, flag) < 1:
+                raise ValueError(f"{flag}: expected 1 or more, not {getattr(self, flag)}")
 
         model, tokenizer = open_float32(self.model, self.machine)
         texts = list(islice(passages(self.data), self.limit))
