@@ -22,7 +22,7 @@ from qkv.insight.dictionary.dictionary_training import TrainedDictionary, train_
 from qkv.insight.dictionary.feature_texts import Feature, feature_texts
 from qkv.insight.dictionary.sparse_autoencoder import Sparsity
 from qkv.insight.dictionary.token_rows import token_rows, token_vectors
-from qkv.insight.inspect.model_input import readable_token
+from qkv.insight.inspect.model_input import leading_spaces, readable_token
 from qkv.insight.render.feature_page import feature_page, feature_table, measures_line
 
 WEIGHTS = "autoencoder.safetensors"
@@ -104,7 +104,8 @@ class SparseFeatures:
 
         # Results
         title = f"Features of {Path(self.model).name}, layer {self.layer}"
-        page = feature_page(features, trained.measures, title, name)
+        spaces = leading_spaces(tokenizer, {id for row in rows for id in row})
+        page = feature_page(features, trained.measures, title, name, spaces)
         numbers = self.measures_object(trained, len(found.places))
         listed = [feature_object(feature, name) for feature in features]
         content = json.dumps({**numbers, "list": listed}, ensure_ascii=False)
