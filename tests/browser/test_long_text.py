@@ -64,7 +64,7 @@ def test_4096_tokens_are_never_a_blank_page(open_page: Open) -> None:
     box = page.locator("canvas.cells").bounding_box()
     page.mouse.move(box["x"] + 2000 * cell, box["y"] + box["height"] - 3)
     assert "up to 69.8%" in status(page)  # 8 bits
-    page.keyboard.press("4")
+    page.keyboard.press("5")
     settled(page, view="lines")
     assert page.locator(".words.left .row").count() < 60  # only visible rows
     page.keyboard.press("ArrowUp")

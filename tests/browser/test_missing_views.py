@@ -8,7 +8,7 @@ from support.browser_fixtures import Open
 from support.look_page import settled, status
 from support.made_looks import CATS, made_look, recurrent_look
 
-VIEWS = ("head", "heads", "lines", "next", "lens", "norms", "attribution")
+VIEWS = ("model", "head", "heads", "lines", "next", "lens", "norms", "attribution")
 
 
 def test_missing_views_have_a_reason(open_page: Open) -> None:
@@ -16,7 +16,7 @@ def test_missing_views_have_a_reason(open_page: Open) -> None:
     look = type(full)(full.model, full.reading, [], full.next, None, None)
     page = open_page(look)
     assert page.locator(".strip .piece").count() == len(CATS)
-    assert page.locator("nav [data-view]").count() == 8
+    assert page.locator("nav [data-view]").count() == 9
     available = page.locator("nav [data-view]:not([aria-disabled])")
     assert available.all_inner_texts() == ["Next token"]
     before = status(page)
@@ -31,7 +31,7 @@ def test_missing_views_have_a_reason(open_page: Open) -> None:
     assert status(page) == reason
     available.focus()
     assert status(page) == before
-    for choose in (lambda: lens.click(force=True), lambda: page.keyboard.press("6")):
+    for choose in (lambda: lens.click(force=True), lambda: page.keyboard.press("7")):
         page.evaluate("document.querySelector('.status').textContent = ''")
         choose()
         assert status(page) == reason
@@ -49,6 +49,7 @@ def test_an_rnn_s_lens_is_its_output(open_page: Open) -> None:
 def test_each_view_has_its_status_line(open_page: Open) -> None:
     page = open_page(made_look())
     starts = [
+        "The text is 8 tokens",
         "Layer 0, head 0",
         "Layer 0, head 0: entropy",
         "Layer 0, head 0",
@@ -59,12 +60,12 @@ def test_each_view_has_its_status_line(open_page: Open) -> None:
         "Median of the positions: the residual stream norm rises",
         "“mice”: largest attention: “",
     ]
-    for order in (range(7), reversed(range(7))):
+    for order in (range(8), reversed(range(8))):
         for number in order:
             page.keyboard.press(str(number + 2))
             settled(page, view=VIEWS[number])
             assert status(page).startswith(starts[number])
-            assert status(page) == starts[number] or number not in (0, 2)
+            assert status(page) == starts[number] or number not in (1, 3)
 
 
 def test_views_open_at_their_beginning_and_the_lens_at_the_last_token(open_page: Open) -> None:
@@ -86,10 +87,10 @@ def test_views_open_at_their_beginning_and_the_lens_at_the_last_token(open_page:
     top = page.evaluate("document.querySelector('dialog').scrollTop")
     assert (top, page.locator("#help-title").bounding_box()["y"] > 0) == (0, True)
     page.keyboard.press("Escape")
-    page.keyboard.press("7")
+    page.keyboard.press("8")
     settled(page, view="norms")
     assert page.locator("figure").bounding_box()["width"] <= 640
-    page.keyboard.press("2")
+    page.keyboard.press("3")
     settled(page, view="head")
     cut = """all => all.filter(
       node => node.scrollHeight > node.clientHeight || node.scrollWidth > node.clientWidth

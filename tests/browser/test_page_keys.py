@@ -12,7 +12,7 @@ from support.browser_fixtures import Open
 from support.look_page import settled, state, status
 from support.made_looks import CATS, made_look
 
-VIEWS = ("head", "heads", "lines", "next", "lens", "norms", "attribution")
+VIEWS = ("model", "head", "heads", "lines", "next", "lens", "norms", "attribution")
 NUMBERS = """async ([words, kind, layer, head]) => {
   MODULES
   const { Store, embedded } = qkv_store;
@@ -91,7 +91,7 @@ def test_where_there_are_no_heads_arrows_go_through_words_and_the_lens(
     page = open_page(look, "#view=next&token=1")
     page.keyboard.press("ArrowRight")
     settled(page, token=2)
-    page.keyboard.press("6")
+    page.keyboard.press("7")
     settled(page, view="lens")
     page.keyboard.press("ArrowUp")
     page.keyboard.press("ArrowLeft")
@@ -157,7 +157,7 @@ def test_w_turns_pieces_into_words(open_page: Open, look: Look) -> None:
     page.keyboard.press("w")
     settled(page, words=1)
     assert labels.all_inner_texts() == ["the", "cats", "chase", "unbelievably", "quick", "mice"]
-    page.keyboard.press("4")
+    page.keyboard.press("5")
     settled(page, view="lines")
     assert page.locator(".words.left .word").all_inner_texts()[3] == "unbelievably"
 
@@ -170,7 +170,7 @@ def test_an_address_shows_the_same_again(open_page: Open, look: Look) -> None:
     assert page.evaluate("document.querySelector('#qkv').dataset.shown") == address
     assert page.locator(".chips li").count() == 3
     assert page.locator(".words .own .word").all_inner_texts() == ["unbelievably"]
-    page.keyboard.press("2")
+    page.keyboard.press("3")
     settled(page, view="head")
     assert state(page)["view"] == "head"
 

@@ -80,3 +80,11 @@ def test_heads_at_a_strength_and_steering(visit: Open, server: Any) -> None:
     page.click("text=Switch all on")
     page.wait_for_selector(".effect", state="hidden")
     assert all(len(request["text"]) for request in requests)
+
+
+def test_the_effect_in_the_look_tab(visit: Open, server: Any) -> None:
+    page = visit(link(tab="look", model="gpt", look_text=PROMPT, off="1.1"))
+    shown_for(page, '"heads":["1.1"]')
+    body = {"model": "gpt", "text": PROMPT, "heads": ["1.1"], "length": 24}
+    check_panel(page, answered(server, "/v1/effects", **body))
+    page.wait_for_selector(".sides h3:text-is('Continued with the change')")

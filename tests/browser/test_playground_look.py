@@ -68,15 +68,17 @@ def test_look_comes_first_and_shows_text_attention_and_next_token(visit: Open, s
     assert alike(page.locator(".two-bars .number").all_inner_texts()[: len(kept)], kept)
 
     # The sentence tells the strongest weights of the chosen head for the chosen token.
-    settled(page, view="head", layer=0, head=0)
+    settled(page, view="head")
+    where = dict(urllib.parse.parse_qsl(page.get_attribute("#qkv", "data-shown").removeprefix("#")))
+    site = f"self {where['layer']} {where['head']}"  # a telling head
     page.locator(".attended .keys .piece").nth(3).click()
     settled(page, token=3)
-    page.wait_for_selector(".attended[data-shown='self 0 0 3']")
-    page.focus(".attended .keys")
+    page.wait_for_selector(f".attended[data-shown='{site} 3']")
+    page.focus(".attended-strips")
     page.keyboard.press("ArrowLeft")
-    page.wait_for_selector(".attended[data-shown='self 0 0 2']")
+    page.wait_for_selector(f".attended[data-shown='{site} 2']")
     page.keyboard.press("ArrowRight")
-    page.wait_for_selector(".attended[data-shown='self 0 0 3']")
+    page.wait_for_selector(f".attended[data-shown='{site} 3']")
     settled(page, token=3)
     told = percents(page.inner_text(".attended-sentence"))
     page.wait_for_selector("#qkv .bars li")

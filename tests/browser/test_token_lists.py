@@ -27,9 +27,13 @@ def test_a_list_has_positions_and_ends_with_the_others(open_page: Open) -> None:
     assert [row[:2] for row in rows[:3]] == [["␣fast", "·11"], [",", "·10"], ["␣then", "·9"]]
     assert ["␣cat", "·4"] in [row[:2] for row in rows]
     assert rows[-1] == ["others", "12.8%"]  # 4 + 3 + 2 + 1 of 78
+    for word in page.locator(".bars .word").all()[:3]:
+        assert word.bounding_box()["width"] > 4  # and not squeezed out of sight
     page.keyboard.press("w")
     settled(page, words=1)
-    assert page.locator(".bars li .place").first.inner_text() == "·9"  # “then,” begins there
+    assert (
+        page.locator(".bars li .position-number").first.inner_text() == "·9"
+    )  # where “then,” begins
 
 
 def test_bars_are_long_where_the_list_is_narrow(open_page: Open) -> None:
@@ -75,12 +79,12 @@ def test_every_view_says_what_it_is(open_page: Open) -> None:
     assert page.inner_text(".about-view .sentence").startswith("What the model would predict")
     page.locator(".what summary").focus()
     page.keyboard.press("Enter")
-    page.wait_for_selector(".what[open] .formula")
-    formula = page.locator(".what .formula")
+    page.wait_for_selector(".what[open] .what-formula")
+    formula = page.locator(".what .what-formula")
     assert formula.inner_text() == "pℓ(v) = softmaxv( norm(hℓ) · uv )"
     assert formula.locator("sub").all_inner_texts() == ["ℓ", "v", "ℓ", "v"]
     assert "residual stream" in (formula.get_attribute("aria-label") or "")
     key = str(views().index("norms") + 1)
     page.keyboard.press(key)  # keys work while the focus is there, and the text stays open
     settled(page, view="norms")
-    assert page.locator(".what[open] .formula").inner_text().startswith("‖h‖")
+    assert page.locator(".what[open] .what-formula").inner_text().startswith("‖h‖")

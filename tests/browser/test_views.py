@@ -228,7 +228,7 @@ def test_an_encoder_decoder_has_three_kinds_and_its_source_on_the_left(open_page
         "Decoder",
         "Cross",
     ]
-    page.keyboard.press("4")
+    page.keyboard.press("5")
     settled(page, view="lines", kind="cross")
     text = [*KEDI[1:], "[end]"]  # a row is a generated token
     assert [
@@ -361,7 +361,7 @@ def test_a_notebook_shows_the_page_in_a_frame(
 def test_a_text_of_one_token(open_page: Open) -> None:
     page = open_page(made_look(["alone"], depth=1, heads=1))
     for number, view in enumerate(
-        ("head", "heads", "lines", "next", "lens", "norms", "attribution"), start=1
+        ("model", "head", "heads", "lines", "next", "lens", "norms", "attribution"), start=2
     ):
         page.keyboard.press(str(number))
         settled(page, view=view)

@@ -342,6 +342,22 @@ def test_where_positions_cannot_be_moved_and_heads_are_missing(open_page: Open) 
     page.wait_for_selector(".walk-table:visible")
 
 
+def test_a_long_text_lists_the_strongest_rows(open_page: Open) -> None:
+    torch.manual_seed(0)
+    long = reading(torch.randint(13, (60,)).tolist())
+    model = gpt(context=64, position="alibi")
+    walked = [(None, 1, 1)]
+    made = look(model, reading=long, tokenizer=TOKENIZER, name="small", walked=walked)
+    page = open_page(made, "#view=walk&kind=self&layer=1&head=1&step=6&token=59")
+    walk = made.walks["self", 1, 1]
+    listed = [int(row["at"]) for row in page.evaluate(ROWS)[:-1]]
+    assert listed == walk.weights[59].topk(24).indices.sort().values.tolist()
+    others = 100 * (1 - float(walk.weights[59][listed].sum()))
+    assert page.inner_text(".rest th") == "36 others"
+    assert page.inner_text(".rest .number") == f"{others:.1f}%"
+    close(numbers(page.get_attribute(".walk-table", "data-output")), walk.output[59])
+
+
 # The arithmetic alone, and the server
 
 

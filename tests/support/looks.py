@@ -13,6 +13,7 @@ from qkv.insight.inspect.model_input import Reading, Side
 from qkv.insight.inspect.residual_norms import Norms
 from qkv.insight.inspect.whole_words import WholeWord
 from qkv.insight.look import Look
+from support.made_model_walk import made_model_walk
 from support.made_walks import made_walk
 
 HOSTILE = (
@@ -76,6 +77,7 @@ def look_at(
         norms,
         weights[0, 0],
         walks={("self", 0, 0): made_walk("self", T, T, causal=True)},
+        model_walk=made_model_walk(Reading(side), layers, heads),
     )
 
 

@@ -16,7 +16,8 @@ from qkv.insight.inspect.model_input import Reading, Side
 from qkv.insight.inspect.residual_norms import Norms
 from qkv.insight.inspect.whole_words import WholeWord
 from qkv.insight.look import Look
-from qkv.insight.walk.telling_heads import WALK_MAX_TOKENS
+from qkv.insight.walk.walk_choice import WALK_MAX_TOKENS
+from support.made_model_walk import made_model_walk
 from support.made_walks import made_walk
 
 CATS = ["the", "cats", "chase", "un", "believ", "ably", "quick", "mice"]
@@ -113,11 +114,12 @@ def made_look(
             of("decoder", text, text, True),
             of("cross", reading.rows, read, False),
         ]
-    walks = None
+    walks = model_walk = None
     if T <= WALK_MAX_TOKENS:
         *_, last = captured
         S = len(last.columns.ids)
         walks = {(last.kind, 0, 0): made_walk(last.kind, T, S, causal and read is None)}
+        model_walk = made_model_walk(reading, depth, heads)
     bidirectional = not causal and read is None
     residual = [5 * (layer + 1) * (1 + torch.rand(T)) for layer in range(depth + 1)]
     gradient = [torch.rand(T) + 0.01 for _ in range(depth + 1)]
@@ -126,7 +128,8 @@ def made_look(
     norms = Norms(residual, gradient if bidirectional or T > 1 else None)
     attribution = weights(1, T, len((read or text).ids), causal and read is None)[0]
     lens = [guesses(tokens) for _ in range(depth + 1)]
-    return Look(model, reading, captured, lens[-1], lens, norms, attribution, bidirectional, walks)
+    parts = (lens[-1], lens, norms, attribution, bidirectional, walks, model_walk)
+    return Look(model, reading, captured, *parts)
 
 
 def recurrent_look() -> Look:
@@ -135,4 +138,6 @@ def recurrent_look() -> Look:
         ["[start]", "kediler", "kovalar"], source=["cats", "chase", "[end]"], depth=1, heads=1
     )
     assert look.lens is not None
-    return replace(look, attention=look.attention[2:], lens=look.lens[-1:], norms=None)
+    walk = made_model_walk(look.reading, 1, 1, recurrent=True)
+    lens = look.lens[-1:]
+    return replace(look, attention=look.attention[2:], lens=lens, norms=None, model_walk=walk)

@@ -20,11 +20,11 @@ from qkv.insight.inspect.position_encoding import position_encoding
 from qkv.insight.look import FORMATS, Look, look
 from qkv.insight.render import terminal
 from qkv.insight.render.views import ENDINGS, View, ViewChoice
-from qkv.insight.walk.head_walk import HeadName, walk_heads
-from qkv.insight.walk.telling_heads import telling_heads
+from qkv.insight.walk.head_walk import HeadSite, walk_heads
+from qkv.insight.walk.walk_choice import walks_first
 from qkv.models.model import Model
-from qkv.text.tokenizer import Tokenizer
 from qkv.storage import last_part
+from qkv.text.tokenizer import Tokenizer
 
 WITHOUT_ATTENTION = ("model", "next", "lens", "norms")
 """Views that show no attention weights."""
@@ -173,7 +173,7 @@ class LookCommand:
             return result
 
     @property
-    def walked(self) -> list[HeadName]:
+    def walked(self) -> list[HeadSite]:
         """The heads of the flags, for their walks."""
         return [(self.kind, layer, head) for layer in self.layer for head in self.head]
 
@@ -181,7 +181,7 @@ class LookCommand:
         """The look with the walk of the chosen head, or else of the most telling one."""
         names = self.walked
         if not names:
-            names = telling_heads(result.of(self.kind), tokenizer.special)
+            names = walks_first(result.of(self.kind))
             if self.head:
                 names = [name for name in names if name[2] == self.head[0]]
 

@@ -26,14 +26,14 @@ from qkv.insight.inspect.residual_norms import Norms, residual_norms
 from qkv.insight.render.page import page
 from qkv.insight.render.views import ENDINGS, Heads, View, ViewChoice
 from qkv.insight.walk.attention_record import site_named
-from qkv.insight.walk.head_walk import HeadName, HeadWalk, counted, walk_heads
+from qkv.insight.walk.head_walk import HeadSite, HeadWalk, counted, walk_heads
 from qkv.insight.walk.model_walk import (
     MODEL_WALK_MAX_TOKENS,
     LayerGuesses,
     ModelWalk,
     walk_model,
 )
-from qkv.insight.walk.telling_heads import WALK_MAX_TOKENS, affordable, telling_heads
+from qkv.insight.walk.walk_choice import WALK_MAX_TOKENS, affordable, walks_first
 from qkv.models.model import Model, backbone_of
 from qkv.models.sites import attends, attention_sites, predicts_tokens
 from qkv.text.tokenizer import Tokenizer
@@ -158,7 +158,7 @@ def look(
     norms: bool | None = None,
     attribution: bool | None = False,
     walks: bool | None = None,
-    walked: Sequence[HeadName] = (),
+    walked: Sequence[HeadSite] = (),
     model_walk: bool | None = None,
 ) -> Look:
     """Run a text through a model, and capture what happens inside.
@@ -207,7 +207,7 @@ def look(
     by_layer, predictions = predictions_of(model, tokenizer, reading, lens)
     gradients = gradients_of(model, reading, norms, attribution)
     bidirectional = not (model.is_causal or model.has_source)
-    heads = heads_to_walk(model, tokenizer, reading, captured, walks, walked)
+    heads = heads_to_walk(model, reading, captured, walks, walked)
 
     return Look(
         name or title,
@@ -322,21 +322,20 @@ def parts_of(model: Model, reading: Reading, explained: bool) -> list[LogitParts
 
 def heads_to_walk(
     model: Model,
-    tokenizer: Tokenizer,
     reading: Reading,
     attention: Sequence[CapturedAttention],
     walks: bool | None,
-    walked: Sequence[HeadName],
-) -> list[HeadName]:
+    walked: Sequence[HeadSite],
+) -> list[HeadSite]:
     """The heads whose walks a look has: those that are asked for, then the most telling ones."""
-    names: dict[HeadName, None] = {}
+    names: dict[HeadSite, None] = {}
     for kind, layer, head in walked:
         site = site_named(model, kind)
         name = (site.kind, counted("layer", layer, site.depth), counted("head", head, site.heads))
         names[name] = None
 
     if attention and is_wanted(walks, reading, WALK_MAX_TOKENS):
-        ranked = [telling_heads(captured, tokenizer.special) for captured in attention]
+        ranked = list(map(walks_first, attention))
         # One head of each kind in turn, so that a page has some of all
         turns = [name for several in zip_longest(*ranked) for name in several if name is not None]
         names |= dict.fromkeys(affordable(model, turns, attention))
@@ -348,10 +347,10 @@ def walks_of(
     model: Model,
     tokenizer: Tokenizer,
     reading: Reading,
-    names: Sequence[HeadName],
+    names: Sequence[HeadSite],
     *,
     required: bool,
-) -> dict[HeadName, HeadWalk] | None:
+) -> dict[HeadSite, HeadWalk] | None:
     """The walks; None for attention that hides its query, key or value, unless it is required."""
     if not names:
         return None
@@ -374,7 +373,7 @@ def model_walk_of(
     wanted: bool | None,
 ) -> ModelWalk | None:
     """The walk through the model; None if it is not wanted, or by default if parts are hidden."""
-    if wanted is None and longest_side(reading) > MODEL_WALK_MAX_TOKENS or wanted is False:
+    if (wanted is None and longest_side(reading) > MODEL_WALK_MAX_TOKENS) or wanted is False:
         return None
 
     try:

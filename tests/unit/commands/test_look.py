@@ -20,14 +20,15 @@ TEXT = "the cat sat on the mat"
 
 
 @pytest.mark.parametrize(
-    "view", ["walk", "head", "heads", "lines", "next", "lens", "norms", "numbers", "attribution"]
+    "view",
+    ["walk", "model", "head", "heads", "lines", "next", "lens", "norms", "numbers", "attribution"],
 )
 @pytest.mark.parametrize("model", ["gpt", "bert", "one"])
 def test_every_view_of_every_family(qkv: Qkv, models: Path, model: str, view: str) -> None:
     target = ["--target", "the cat ran"] if model == "one" else []
     printed = qkv("look", models / model, TEXT, *target, "--view", view)
     assert printed.code == 0, printed.error
-    if view not in ("heads", "norms", "numbers"):
+    if view not in ("model", "heads", "norms", "numbers"):
         assert "cat" in printed.out
 
 

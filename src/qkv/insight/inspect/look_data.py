@@ -17,7 +17,7 @@ from qkv.insight.attribute.logit_attribution import LogitParts
 from qkv.insight.inspect.capture import CapturedAttention
 from qkv.insight.inspect.model_input import Reading
 from qkv.insight.inspect.residual_norms import Norms
-from qkv.insight.walk.head_walk import HeadName, HeadWalk
+from qkv.insight.walk.head_walk import HeadSite, HeadWalk
 from qkv.insight.walk.model_walk import ModelWalk
 
 ALL_LAYERS_MAX_WEIGHTS = 160_000_000
@@ -56,7 +56,7 @@ class LookData:
     1."""
     bidirectional: bool = False
     """True for a BERT, which predicts the token at a position; others predict the next token."""
-    walks: dict[HeadName, HeadWalk] | None = None
+    walks: dict[HeadSite, HeadWalk] | None = None
     """The walks of some heads, by kind, layer and head."""
     texts: tuple[str, ...] = ()
     """The texts as given, for a translator the source and the target; empty if only tokens are

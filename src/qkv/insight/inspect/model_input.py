@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -17,10 +18,13 @@ from qkv.generation.text import prompt_ids
 from qkv.generation.translate import source_ids, translate_texts
 from qkv.insight.inspect.whole_words import WholeWord, whole_words
 from qkv.models.model import Model, backbone_of
+from qkv.text.detokenizer import bytes_of
 from qkv.text.frame_tokens import FrameTokens, tokens_around, translation_ends
 from qkv.text.tokenizer import Tokenizer
 
 VISIBLE = str.maketrans({"\n": "↵", "\r": "␍", "\t": "⇥"})
+BACKSLASH_X = "\\x"
+INVALID_BYTES = re.compile(r"(?:\\x[0-9a-f]{2})+")
 TEXTS_OF_TASK = {"pair": 2, "similarity": 2, "classify": 1}
 
 
@@ -279,8 +283,25 @@ def readable_token(tokenizer: Tokenizer, id: int) -> str:
 
     prefix = getattr(tokenizer.inner.model, "continuing_subword_prefix", None) or ""
     text = (tokenizer.decode([id]) or tokenizer.token(id)).removeprefix(prefix)
+    if "\ufffd" in text:
+        text = with_named_bytes(tokenizer, id) or text
 
     return (text.strip(" ▁") or "␣" * len(text)).translate(VISIBLE)
+
+
+def with_named_bytes(tokenizer: Tokenizer, id: int) -> str:
+    """A byte-level token that is only a part of a character, with its bytes as ⟨F0 9F⟩.
+
+    Empty for a token of another kind.
+    """
+    if "ByteLevel" not in tokenizer.decoders:
+        return ""
+
+    def named(match: re.Match[str]) -> str:
+        return f"⟨{match[0].replace(BACKSLASH_X, ' ').strip().upper()}⟩"
+
+    escaped = bytes_of(tokenizer.token(id)).decode("utf-8", "backslashreplace")
+    return INVALID_BYTES.sub(named, escaped)
 
 
 def leading_spaces(tokenizer: Tokenizer, ids: Iterable[int]) -> dict[int, int]:

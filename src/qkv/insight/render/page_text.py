@@ -13,7 +13,7 @@ from qkv.insight.inspect.look_data import (
 )
 from qkv.insight.inspect.whole_words import WholeWord
 from qkv.insight.walk.model_walk import MODEL_WALK_MAX_TOKENS
-from qkv.insight.walk.telling_heads import WALK_MAX_TOKENS
+from qkv.insight.walk.walk_choice import WALK_MAX_TOKENS
 
 HEADING = 60
 """Words of a text in the heading, at most."""

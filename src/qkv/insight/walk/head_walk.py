@@ -30,7 +30,7 @@ from qkv.models.sites import AttentionSite
 from qkv.nn.linear.linear import linear
 from qkv.text.tokenizer import Tokenizer
 
-HeadName = tuple[str | None, int, int]
+HeadSite = tuple[str | None, int, int]
 """The kind of attention (None for the default), the layer and the head."""
 EquationEdit = Callable[[HeadEquation, Tensor], tuple[HeadEquation, Tensor]]
 """Changes the equation of a head and what its queries see, (T, S)."""
@@ -66,7 +66,7 @@ class HeadWalk:
     """The lens before, and with this head alone; None if no token is predicted from here."""
 
     @property
-    def name(self) -> HeadName:
+    def name(self) -> HeadSite:
         return self.kind, self.layer, self.head
 
 
@@ -109,8 +109,8 @@ def walk_head(
 
 
 def walk_heads(
-    model: Model, reading: Reading, tokenizer: Tokenizer, names: Iterable[HeadName]
-) -> dict[HeadName, HeadWalk]:
+    model: Model, reading: Reading, tokenizer: Tokenizer, names: Iterable[HeadSite]
+) -> dict[HeadSite, HeadWalk]:
     """Walk several heads in one forward pass.
 
     Args:
@@ -133,7 +133,7 @@ def walk_heads(
         sites[place] = site
         heads.setdefault(place, {})[counted("head", head, site.heads)] = None
 
-    walks: dict[HeadName, HeadWalk] = {}
+    walks: dict[HeadSite, HeadWalk] = {}
     with torch.no_grad(), without_dropout(model):
         wanted = [(site, layer) for (_, layer), site in sites.items()]
         records = record_attention(model, wanted, lambda: hidden(model, reading))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -183,7 +183,8 @@ def scored_tokens(
     shares = probability.gather(1, ids)
 
     result = []
-    for row_ids, row_best, row_shares in zip(ids.tolist(), best.tolist(), shares.tolist()):
+    rows = zip(ids.tolist(), best.tolist(), shares.tolist(), strict=True)
+    for row_ids, row_best, row_shares in rows:
         row = zip(row_ids, row_best, row_shares, strict=True)
         result.append([ScoredToken(readable_token(tokenizer, id), id, x, p) for id, x, p in row])
 
@@ -223,6 +224,6 @@ def mapped_stack(stack: StackWalk, change: Callable[[Tensor], Tensor]) -> StackW
     )
 
 
-def mapped(values: Sequence[object], change: Callable[[Tensor], Tensor]) -> list[object]:
+def mapped(values: Sequence[Any], change: Callable[[Tensor], Tensor]) -> list[Any]:
     """The values with all tensors changed."""
     return [change(value) if isinstance(value, Tensor) else value for value in values]

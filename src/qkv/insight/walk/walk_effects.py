@@ -13,7 +13,7 @@ from qkv.generation.generate import without_dropout
 from qkv.insight.inspect.model_input import Reading, hidden, readable_token
 from qkv.insight.walk.attention_record import record_attention, site_named
 from qkv.insight.walk.head_lens import ProbabilityChange
-from qkv.insight.walk.head_walk import HeadName, HeadWalk, LayerWalker, counted
+from qkv.insight.walk.head_walk import HeadSite, HeadWalk, LayerWalker, counted
 from qkv.insight.walk.walk_edits import EditedHead, WalkEdits, moved_keys
 from qkv.models.model import Model, backbone_of
 from qkv.models.sites import predicts_tokens
@@ -45,7 +45,7 @@ def walk_effects(
     model: Model,
     reading: Reading,
     tokenizer: Tokenizer,
-    name: HeadName,
+    name: HeadSite,
     edits: WalkEdits = NO_EDITS,
     *,
     position: int | None = None,

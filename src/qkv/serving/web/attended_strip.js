@@ -9,30 +9,36 @@ const NAMED = 3; // tokens in the sentence
 
 export class AttendedStrip {
   constructor() {
-    this.queries = new TokenStrip("The target: arrow keys choose a token", (token) => this.page?.set({ token }));
     const pick = (token) => this.same && this.page?.set({ token });
-    this.keys = new TokenStrip("The text: arrow keys choose a token", pick);
-    this.keys.element.classList.add("keys");
-    for (const { element: strip } of [this.queries, this.keys]) {
-      strip.tabIndex = 0;
-      strip.setAttribute("role", "group");
-      strip.addEventListener("keydown", (event) => this.key(event));
-    }
+    this.queries = new TokenStrip("The target", (token) => this.page?.set({ token }));
+    this.keys = new TokenStrip("The text", pick);
     this.sentence = element("p", { class: "attended-sentence" });
-    this.element = element(
-      "section",
-      { class: "attended sheet", "aria-label": "Tokens", hidden: true },
+    const about = "Tokens. Arrow keys choose one.";
+    const strips = element(
+      "div",
+      { class: "attended-strips", role: "group", "aria-label": about, tabindex: 0 },
       this.queries.element,
       this.keys.element,
-      this.sentence,
     );
+    strips.addEventListener("keydown", (event) => this.key(event));
+    this.keys.element.classList.add("keys");
+    this.element = element("section", { class: "attended sheet", "aria-label": "Text" }, strips, this.sentence);
   }
 
-  /** Shows the state of the attention page; null for none. */
+  /** Shows nothing, but keeps its place. */
+  clear() {
+    this.page = this.request = null;
+    this.keys.element.replaceChildren();
+    this.keys.side = null;
+    this.queries.element.hidden = true;
+    this.sentence.replaceChildren();
+    delete this.element.dataset.shown;
+  }
+
+  /** Shows the state of the attention page. */
   async show(page) {
     this.page = page;
-    this.element.hidden = !page || page.state.kind === null;
-    if (this.element.hidden) return;
+    if (page.state.kind === null) return;
     const { store, state, colours } = page;
     const { kind, layer, head } = state;
     const request = (this.request = {});

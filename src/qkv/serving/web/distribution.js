@@ -77,9 +77,9 @@ export class Distribution {
     this.asked = key;
     this.raw = null;
     clearTimeout(this.timer);
+    this.latest.stop(); // its response would be that to another text
     this.element.setAttribute("aria-busy", "true");
     if (!model || prompt.length === 0) {
-      this.latest.stop();
       this.showNote(NOTHING);
       return;
     }

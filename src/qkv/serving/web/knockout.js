@@ -11,10 +11,11 @@ import { Tokens } from "./tokens.js";
 
 const HINT =
   "Switch a head off (x, or Shift+click on it) to generate the text again without it, from the same seed.";
-const SOON = "The next text is generated without the heads that are switched off.";
+const SOON = "The next answer is generated without the heads that are switched off.";
+const MEASURE = "Switch a head off (x, or Shift+click on it), or steer the model, to measure what it changes.";
 const REST = 250; // milliseconds without a change before the request
 const LENGTH = 24; // tokens of the texts that are continued greedily
-const PARTLY = "Generate and the views below switch these heads off. Another strength is only measured here.";
+const PARTLY = "Generation and the views of attention switch these heads off. Another strength is only measured here.";
 
 export class Knockout {
   constructor(app) {
@@ -58,6 +59,7 @@ export class Knockout {
     this.strength.addEventListener("input", () => this.app.set({ strength: Number(this.strength.value) }));
     this.strengthNumber = element("output", { for: "head-strength" });
     this.partly = element("p", { class: "note", hidden: true }, PARTLY);
+    this.soon = element("p", { class: "note", hidden: true }, SOON);
     this.strengthField = element(
       "div",
       { class: "head-strength" },
@@ -65,6 +67,7 @@ export class Knockout {
       element("span", { class: "ranged" }, this.strength, this.strengthNumber),
       element("span", { class: "hint", id: "head-strength-hint" }, "0 is off, 1 unchanged, 2 twice"),
       this.partly,
+      this.soon,
     );
     return this.strengthField;
   }
@@ -89,6 +92,7 @@ export class Knockout {
     this.strength.value = settings.strength;
     this.strengthNumber.textContent = settings.strength.toFixed(2);
     this.partly.hidden = settings.strength === 0;
+    this.soon.hidden = off.length === 0 || settings.tab !== "chat";
     this.steering.show(settings);
     if (generates) this.measure(settings, off);
     this.compare(settings, off);
@@ -100,8 +104,8 @@ export class Knockout {
     const heads = off.length && settings.strength !== 1 ? { heads: off, strength: settings.strength } : {};
     const change = { ...heads, ...(steers(steering) ? { steering } : {}) };
     if (!Object.keys(change).length) return null;
-    // heads that are off have texts of their own, with the sampling parameters
-    this.greedy = Boolean(change.steering) || settings.strength !== 0;
+    // in Complete heads that are off have texts of their own, with the sampling parameters
+    this.greedy = Boolean(change.steering) || settings.strength !== 0 || settings.tab !== "write";
     return { ...change, length: this.greedy ? LENGTH : 0 };
   }
 
@@ -164,7 +168,8 @@ export class Knockout {
       this.latest.stop();
       this.texts.hidden = true;
       this.message.replaceChildren();
-      this.summary.textContent = settings.tab !== "write" ? SOON : off.length ? "" : HINT;
+      const hint = settings.tab === "write" ? HINT : MEASURE;
+      this.summary.textContent = off.length ? "" : hint;
       return;
     }
     const request = { model: this.app.model.id, prompt, ...generation(settings) };

@@ -38,7 +38,7 @@ export class LookTab {
     const boxes = [this.text, this.source, this.target].map((box) => box.element);
     this.element = element(
       "div",
-      { class: "look-tab" },
+      { class: "look-tab", "data-one-screen": true },
       element("div", { class: "work" }, ...boxes, this.examples, this.message),
       this.stage,
       element("aside", { class: "aside" }, this.distribution.element, this.sampling.element),
@@ -103,6 +103,7 @@ export class LookTab {
     this.showTools(completes, translates);
     this.sampling.show(settings);
     if (this.app.ready && completes) this.showNext();
+    this.strip.element.hidden = this.subject === null && !this.pending;
     this.app.inside.tellPanel();
   }
 
@@ -161,7 +162,7 @@ export class LookTab {
 
   /** The view inside the model shows nothing. */
   insideCleared() {
-    this.strip.show(null);
+    this.strip.clear();
   }
 
   next() {

@@ -12,6 +12,7 @@ from qkv.insight.inspect.model_input import (
     frame_tokens,
     hidden,
     ids_of,
+    leading_spaces,
     logits,
     read,
     readable_token,
@@ -73,6 +74,22 @@ def test_a_bert_reads_one_text_or_two_and_masks(pieces: Tokenizer) -> None:
     masked = read(model, pieces, "the [mask] sat")
     assert pieces.mask in masked.text.ids
     assert masked.text.tokens[masked.text.ids.index(pieces.mask)] == pieces.token(pieces.mask)
+
+
+def test_leading_spaces_complete_the_readable_tokens(pairs: Tokenizer, pieces: Tokenizer) -> None:
+    text = "the cats chase  mice, mice"
+    ids = pairs.encode(text)
+    spaces = leading_spaces(pairs, ids)
+    exact = [" " * spaces.get(id, 0) + readable_token(pairs, id) for id in ids]
+    assert "".join(exact).replace("␣", " ") == text
+    assert any(spaces.values())
+    assert leading_spaces(pieces, pieces.encode(text)) == {}  # word pieces have no spaces
+    assert leading_spaces(pairs, [pairs.vocabulary + 7]) == {}
+
+
+def test_parts_of_a_character_are_shown_as_their_bytes(pairs: Tokenizer) -> None:
+    tokens = [readable_token(pairs, id) for id in pairs.encode("☺é")]
+    assert tokens == ["⟨E2⟩", "⟨98⟩", "⟨BA⟩", "⟨C3⟩", "⟨A9⟩"]
 
 
 def test_pieces_are_shown_without_continuation_prefix(pieces: Tokenizer) -> None:

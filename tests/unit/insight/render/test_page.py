@@ -18,13 +18,15 @@ from numpy import ndarray
 
 from qkv import storage
 from qkv.insight.heads.head_names import telling_heads
-from qkv.insight.look import Look
+from qkv.insight.look import Look, look
 from qkv.insight.render import page as pages
 from qkv.insight.render.figures import figure_style
-from qkv.insight.render.page import page
+from qkv.insight.render.page import compact, described, page
 from qkv.insight.render.page_text import heading, missing_views
 from qkv.insight.render.script_bundle import bundle, module, modules
 from qkv.insight.render.views import ViewChoice
+from qkv.text import train
+from support.families import gpt, transformer
 from support.made_looks import HOSTILE, attention, made_look, recurrent_look, side, weights
 
 
@@ -173,6 +175,30 @@ def test_the_heading_invents_no_spaces(tokens: list[str], inside: set[int], expe
     assert heading(made_look(tokens, inside=inside)) == [expected]
 
 
+def test_the_heading_is_the_text_as_given() -> None:
+    text = 'He said: " no ".  (Twice)'
+    model = gpt()
+    tokenizer = train("words", ["he said no twice"], model.config.vocabulary)
+    result = look(model, text, tokenizer=tokenizer)
+    assert heading(result) == [text]
+    data = described(result, "root8")
+    assert (data["heading"], data["between"]) == ([text], " · ")
+    pair = look(transformer(), "he said", tokenizer=tokenizer, target="twice  no")
+    assert heading(pair) == ["he said", "twice  no"]
+    assert described(pair, "root8")["between"] == " → "
+
+
+def test_tokens_and_guesses_have_their_leading_spaces() -> None:
+    spaced = replace(made_look(["a", "b", "c"]), leading_spaces={1: 1, 2: 2})
+    data = Blocks(page(spaced)).data()
+    assert data["sides"][0]["tokens"] == ["a", " b", "  c"]
+    assert spaced.next is not None
+    for guess, (text, id, _) in zip(
+        spaced.next[0], compact(spaced.next, spaced.leading_spaces)[0], strict=True
+    ):
+        assert text == " " * id + guess.text
+
+
 def test_the_heading_of_a_translation_has_both_texts_without_end_tokens() -> None:
     look = made_look(
         ["[start]", "kedi", "ler", "kovalar"], inside={2}, source=["cats", "chase", "[end]"]
@@ -191,6 +217,7 @@ def test_missing_views_have_a_reason() -> None:
         made_look(["a"] * 1025, depth=1, heads=1), lens=None, norms=None, attribution=None
     )
     assert missing_views(long) == {
+        "model": "The text has more than 48 tokens: use qkv look … --view model",
         "walk": ("The text has more than 48 tokens: use qkv look … --view walk --layer 0 --head 0"),
         "lens": "The text has more than 256 tokens: use qkv look … --view lens",
         "norms": "The text has more than 1,024 tokens: use qkv look … --view norms",

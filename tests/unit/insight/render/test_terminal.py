@@ -233,6 +233,7 @@ def test_a_single_token_and_a_long_text_are_shown(view: View) -> None:
 def test_errors_name_what_is_missing(without_shape_checks: None) -> None:
     look = translation(["a"], ["b"], torch.ones(1, 1))
     for view, message in {
+        "model": "model: it was not computed",
         "walk": "walks: they were not computed",
         "next": "next: this model predicts no tokens",
         "lens": "lens: it was not computed",

@@ -17,15 +17,13 @@ from rich.console import Console
 from torch import Tensor
 from torch.testing import assert_close
 
-from qkv.insight.inspect.capture import capture_attention
-from qkv.insight.inspect.model_input import read
 from qkv.insight.look import Look, look
 from qkv.insight.render.page import page
 from qkv.insight.render.terminal import show
 from qkv.insight.render.views import ViewChoice
 from qkv.insight.render.walk.walk_data import walk_data
-from qkv.insight.walk import telling_heads as choosing
-from qkv.insight.walk.telling_heads import telling_heads
+from qkv.insight.walk import walk_choice
+from qkv.insight.walk.walk_choice import walks_first
 from qkv.models.variants.quantize import int8
 from qkv.text import train
 from support.families import bert, gpt, rnn, transformer
@@ -103,9 +101,9 @@ def test_heads_that_are_asked_for_come_first_and_the_telling_ones_fill_the_page(
     model = gpt()
     every = look_at(model)
     assert every.walks is not None
-    ranked = telling_heads(every.of(), TOKENIZER.special)
+    ranked = walks_first(every.of())
     assert list(every.walks) == ranked
-    monkeypatch.setattr(choosing, "WALK_MAX_BYTES", 1)
+    monkeypatch.setattr(walk_choice, "WALK_MAX_BYTES", 1)
     some = look_at(model, walked=[(None, -1, 2)])
     assert some.walks is not None
     assert list(some.walks) == list(dict.fromkeys([("self", 1, 2), ranked[0]]))
@@ -115,21 +113,6 @@ def test_heads_that_are_asked_for_come_first_and_the_telling_ones_fill_the_page(
         look_at(model, walked=[(None, 0, 4)])
     with pytest.raises(ValueError, match="view: there is no walk"):
         page(look_at(model, walks=False), ViewChoice(view="walk"))
-
-
-def test_a_telling_head_attends_to_neither_itself_nor_the_first_nor_special_tokens() -> None:
-    model = gpt(depth=1)
-    (captured,) = capture_attention(model, read(model, TOKENIZER, TEXT))
-    T = len(captured.rows.ids)
-    first = torch.zeros(T, T)
-    first[:, 0] = 1
-    previous = torch.eye(T).roll(-1, dims=1).tril()
-    weak = torch.full((T, T), 1 / T)
-    heads = torch.stack([torch.eye(T), previous, first, weak])
-    order = telling_heads(captured._replace(layers={0: heads}))
-    assert order[:2] == [("self", 0, 1), ("self", 0, 3)]
-    ignored = telling_heads(captured._replace(layers={0: heads}), captured.columns.ids)
-    assert ignored == [("self", 0, head) for head in range(4)]
 
 
 def test_an_int8_model_walks() -> None:

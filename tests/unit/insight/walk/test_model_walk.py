@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +79,7 @@ def check_sums(model: Any, stack: StackWalk) -> None:
             else:
                 close(part.after, residual.norm(total))
                 close(required(part.read), part.before)
-        for part, following in zip(parts, parts[1:], strict=False):
+        for part, following in pairwise(parts):
             close(part.after, following.before)
 
 
@@ -203,12 +204,13 @@ def test_a_task_model_and_an_encoder_without_a_token_head() -> None:
 
     encoder = bert(mlm_head=False)
     walk = walk_model(encoder, input_of(encoder), TOKENIZER)
-    assert walk.next is walk.lens is None
+    assert walk.next is None
+    assert walk.lens is None
 
 
 def test_a_gpt_of_a_students_own(tmp_path: Path) -> None:
     spec = plugins.allow_file(f"{write_own_gpt(tmp_path)}:GPT", "model")
-    sizes = {"vocabulary": 13, "context": 16, "width": 16, "depth": 2, "heads": 4}
+    sizes: dict[str, Any] = {"vocabulary": 13, "context": 16, "width": 16, "depth": 2, "heads": 4}
     model = build(OwnGPTConfig(**sizes, model=spec))
     text = reading(words(T).tolist())
     (stack,) = walk_model(model, text, TOKENIZER).stacks
@@ -230,6 +232,7 @@ def test_positions() -> None:
     assert walk_model(model, text, TOKENIZER, -2).position == T - 2
     with pytest.raises(ValueError, match="position: expected 0 to 5, not 6"):
         walk_model(model, text, TOKENIZER, 6)
+    assert TOKENIZER.mask is not None
     masked = reading([1, TOKENIZER.mask, 3])
     assert walk_model(bert(), masked, TOKENIZER).position == 1
 
@@ -240,4 +243,3 @@ def test_a_known_lens_is_not_computed_again() -> None:
     known = logit_lens(model, TOKENIZER, text, top=5)
     walk = walk_model(model, text, TOKENIZER, lens=known)
     assert walk.lens == walk_model(model, text, TOKENIZER).lens
-

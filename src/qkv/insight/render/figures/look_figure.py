@@ -43,6 +43,7 @@ from qkv.insight.render.views import (
     view_data,
     with_overview,
 )
+from qkv.insight.render.walk.model_walk_figure import draw_model
 from qkv.insight.render.walk.walk_figure import draw_walk
 
 NUMBERED = 16  # layers or heads whose numbers have room
@@ -201,6 +202,7 @@ def draw_norm_panel(axes: Axes, layers: Sequence[Float[Tensor, "T"]], colour: st
 
 VIEWS: dict[str, Callable[[LookData, ViewChoice], Figure]] = {
     "walk": draw_walk,
+    "model": draw_model,
     "head": draw_head,
     "heads": draw_all_heads,
     "lines": draw_lines,

@@ -101,8 +101,8 @@ function barRow(row) {
 
 /** Two tokens of a text may be equal: their positions tell them apart. */
 function withPosition(label, position) {
-  const place = element("span", { class: "place", title: `position ${position}` }, `·${position}`);
-  return element("span", { class: "placed" }, label, place);
+  const place = element("span", { class: "position-number", title: `position ${position}` }, `·${position}`);
+  return element("span", { class: "with-position" }, label, place);
 }
 
 function othersRow(value, before, beforeShown) {

@@ -182,7 +182,7 @@ export class Explanation {
     this.sentence.textContent = known.sentence;
     this.body.replaceChildren(
       ...known.formulas.map(({ said, written }) =>
-        element("p", { class: "formula", role: "math", "aria-label": said }, ...typeset(written)),
+        element("p", { class: "what-formula", role: "math", "aria-label": said }, ...typeset(written)),
       ),
       ...known.text.map((text) => element("p", {}, text)),
     );

@@ -264,5 +264,6 @@ export class HeatMap {
 /** How high a map may be: to the bottom of the window, or most of a window if little is left: the page scrolls. */
 function roomFor(node) {
   const room = window.innerHeight - (node.getBoundingClientRect().top + window.scrollY) - 44;
-  return room >= 0.55 * window.innerHeight ? room : 0.8 * window.innerHeight;
+  const least = node.closest("[data-one-screen]") ? 0.3 : 0.55; // of the window; with less, the page scrolls to the map
+  return room >= least * window.innerHeight ? room : 0.8 * window.innerHeight;
 }

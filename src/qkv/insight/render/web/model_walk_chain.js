@@ -54,7 +54,7 @@ export class Chain {
   constructor(onpick) {
     this.onpick = onpick;
     this.list = element("ol", { class: "chain" });
-    this.element = element("div", { class: "chain-box", tabindex: -1 }, this.list);
+    this.element = element("div", { class: "chain-box" }, this.list);
   }
 
   /** Draws all rows of a level; `tokenAt(place)` is the token whose vector is shown there. */

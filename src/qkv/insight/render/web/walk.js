@@ -9,6 +9,7 @@ import { After } from "qkv/walk_after.js";
 import { UNEDITED, decodeWalk, edited, editsFrom, editsText, headRow, listed } from "qkv/walk_data.js";
 import { DistancePanel } from "qkv/walk_distance.js";
 import { Formula, Steps } from "qkv/walk_formula.js";
+import { walkKey } from "qkv/walk_keys.js";
 import { largest, reweighted } from "qkv/walk_math.js";
 import { missingHead } from "qkv/walk_missing.js";
 import { NumberPanel } from "qkv/walk_numbers.js";
@@ -269,41 +270,7 @@ export class Walk {
     this.recomputed.ask(this.page.store.source, this.name, this.edits, position);
   }
 
-  /** Arrows step and choose the token; with Shift they choose the row and the number. */
   key(event) {
-    if (this.whole.hidden || !this.told) return false;
-    const { page } = this;
-    const { step } = page.state;
-    const { row, picked } = this.told;
-    const plain = {
-      ArrowLeft: () => page.set({ step: step - 1 }),
-      ArrowRight: () => page.set({ step: step + 1 }),
-      ArrowUp: () => page.set({ token: Math.max(0, row.token - 1) }),
-      ArrowDown: () => page.set({ token: Math.min(this.walk.query.length - 1, row.token + 1) }),
-      Home: () => page.set({ step: 1 }),
-      End: () => page.set({ step: STEPS.length }),
-    };
-    const shifted = {
-      ArrowUp: () => this.stepRow(picked, -1),
-      ArrowDown: () => this.stepRow(picked, 1),
-      ArrowLeft: () => this.stepNumber(-1),
-      ArrowRight: () => this.stepNumber(1),
-    };
-    const act = (event.shiftKey ? shifted : plain)[event.key];
-    act?.();
-    return Boolean(act);
-  }
-
-  stepRow(picked, by) {
-    const { positions } = this.table;
-    const place = positions.indexOf(picked) + by;
-    this.pick(positions[Math.min(positions.length - 1, Math.max(0, place))]);
-  }
-
-  stepNumber(by) {
-    const { row, step } = this.told;
-    const last = (step >= 7 ? row.output.length : row.query.length) - 1;
-    const from = this.index ?? (by > 0 ? -1 : last + 1);
-    this.hover(Math.min(last, Math.max(0, from + by)));
+    return !this.whole.hidden && Boolean(this.told) && walkKey(this, event);
   }
 }

@@ -5,7 +5,7 @@ import { element } from "qkv/elements.js";
 import { NAMES, STEPS } from "qkv/walk_steps.js";
 
 /** The parts of the formula: a text, its class, and the steps in which it is lit. */
-function parts({ score, divisor, bias, written, visible }) {
+function parts({ score, divisor, bias, written, visible, lens }) {
   const sum = {
     additive: [
       ["w · tanh(", "", ["product"]],
@@ -28,13 +28,9 @@ function parts({ score, divisor, bias, written, visible }) {
     ...(visible.some((see) => see.some((one) => !one)) ? [[" + mask", "", ["mask"]]] : []),
     [" )", "", ["softmax"]],
     [" v", "is-value", ["value", "sum"]],
-    ...(written
-      ? [
-          ["  W", "", ["written"], "O"],
-          [" → x", "", ["written"]],
-          [" → logits", "", ["lens"]],
-        ]
-      : []),
+    ...(written ? [["  W", "", ["written"], "O"]] : []),
+    ...(written ? [[" → x", "", ["written"]]] : []),
+    ...(lens ? [[" → logits", "", ["lens"]]] : []),
   ];
 }
 

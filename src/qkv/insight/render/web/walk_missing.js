@@ -1,3 +1,4 @@
+// @ts-check
 // What the walk shows for a head whose numbers a file does not have.
 
 import { element } from "qkv/elements.js";

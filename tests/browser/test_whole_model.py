@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from qkv.insight.walk.model_walk import ModelWalk, walk_model
 from qkv.insight.look import Look, look
+from qkv.insight.walk.model_walk import ModelWalk, walk_model
 from qkv.models import (
     BERT,
     GPT,
@@ -116,7 +116,9 @@ def test_a_gpt(open_page: Open) -> None:
     go(page, "embedding", token=2)
     assert "turns each query and key" in status(page)
     token = norm(stack.embedding.token, 2)
-    assert float(re.findall(r"length (\d+\.\d+)", status(page))[0]) == pytest.approx(token, rel=6e-3)
+    assert float(re.findall(r"length (\d+\.\d+)", status(page))[0]) == pytest.approx(
+        token, rel=6e-3
+    )
     assert page.is_visible(".position-map.framed canvas")
 
 
@@ -151,6 +153,8 @@ def test_keys_levels_and_heads(open_page: Open) -> None:
     page.click(".open-block")
     settled(page, place="self.0.norm_attention")
     assert page.evaluate("document.activeElement.dataset.place") == "self.0.norm_attention"
+    page.keyboard.press("Escape")
+    settled(page, place="self.0")
     page.click(".place[data-place='self.1']")
     settled(page, place="self.1.norm_attention")
     assert page.inner_text(".crumbs").split("\n") == ["Model", "›", "Block 1"]
@@ -186,7 +190,7 @@ def test_the_draw(open_page: Open) -> None:
 def test_a_bert(open_page: Open) -> None:
     torch.manual_seed(0)
     result, walk = made(BERT(BERTConfig(context=16, norm_placement="after", **SMALL)), TEXT)
-    page = open_page(result, link(view="model"))
+    page = open_page(result, link(view="model"), width=380)
     check_blocks(page, walk, 1)
     check_end(page, walk, 1)
     go(page, "self.0.norm_attention", token=1)
@@ -194,6 +198,7 @@ def test_a_bert(open_page: Open) -> None:
     expected = [norm(part.before + part.added, 1), norm(part.after, 1)]
     assert lengths(page) == pytest.approx(expected, rel=6e-3)
     go(page, "embedding", token=1)
+    assert page.evaluate("document.documentElement.scrollWidth") <= 380
     names = page.locator(".vector-line .strip-name").all_text_contents()
     starts = ["token", "position 1", "segment", "normed"]
     assert [name.split(":")[0] for name in names] == starts
