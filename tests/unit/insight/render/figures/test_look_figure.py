@@ -263,7 +263,8 @@ def test_errors_name_the_missing_view(tmp_path: Path, without_shape_checks: None
     with pytest.raises(ValueError, match="out: expected the name of a"):
         look.save(tmp_path / "look.gif")
     with pytest.raises(
-        ValueError, match=r"^view: expected one of walk, model, head, heads, lines, next, .*, not 'bogus'$"
+        ValueError,
+        match=r"^view: expected one of walk, model, head, heads, lines, next, .*, not 'bogus'$",
     ):
         look.save(tmp_path / "look.png", view="bogus")
     assert not list(tmp_path.iterdir())
