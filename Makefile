@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
-.PHONY: demo test quick lint docs bench clean
+.PHONY: demo test quick lint lint-js docs bench clean
 
 demo: $(VENV)/installed
 	$(BIN)/qkv demo
@@ -19,11 +19,15 @@ quick: $(VENV)/installed-test
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal \
 		-k "not compiled and not smollm" tests/unit/nn tests/equivalence tests/unit/models tests/unit/data tests/unit/text
 
-lint: $(VENV)/installed-test
+lint: $(VENV)/installed-test lint-js
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# The types of the pages' scripts, checked by TypeScript, which npm fetches the first time.
+lint-js: $(VENV)/installed-test
+	$(BIN)/python tests/web/check_types.py
 
 # The site, in site/; its pages open from the folder.
 docs: $(VENV)/installed-docs
@@ -71,4 +75,4 @@ $(VENV)/installed-docs: $(VENV)/installed
 	@touch $@
 
 clean:
-	rm -rf site $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf site $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache tests/web/node_modules

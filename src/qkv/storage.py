@@ -266,3 +266,11 @@ def virtual_folder(path: Path) -> Path | None:
 def read_only(folder: Path) -> bool:
     """Whether the file system of a folder is mounted read-only."""
     return hasattr(os, "statvfs") and bool(os.statvfs(folder).f_flag & os.ST_RDONLY)
+
+
+def last_part(path: str) -> str:
+    """The last part of a path, resolved if it exists: . is the folder's own name."""
+    if Path(path).exists():
+        return Path(path).resolve().name
+
+    return Path(path).name

@@ -54,7 +54,7 @@ def test_each_view_has_its_status_line(open_page: Open) -> None:
         "Layer 0, head 0: entropy",
         "Layer 0, head 0",
         "After “mice”",
-        "After layer 2, “the”",
+        "After layer 2, “mice”",
     ]
     starts += [
         "Median of the positions: the residual stream norm rises",
@@ -68,14 +68,21 @@ def test_each_view_has_its_status_line(open_page: Open) -> None:
             assert status(page) == starts[number] or number not in (1, 3)
 
 
-def test_views_open_at_their_beginning(open_page: Open) -> None:
+def test_views_open_at_their_beginning_and_the_lens_at_the_last_token(open_page: Open) -> None:
     look = made_look([f"jumping{position}" for position in range(60)])
     page = open_page(
         replace(look, norms=look.norms and look.norms._replace(gradient=None)),
         "#view=lens",
         height=500,
     )
-    assert page.evaluate("document.querySelector('.scroller.deep').scrollLeft") == 0
+    chosen = page.locator(".lens .chosen")
+    assert [chosen.get_attribute(f"data-{name}") for name in ("layer", "position")] == ["3", "59"]
+    cell, table = chosen.bounding_box(), page.locator(".scroller.deep").bounding_box()
+    for start, size in (("x", "width"), ("y", "height")):
+        assert table[start] <= cell[start]
+        assert cell[start] + cell[size] <= table[start] + table[size] + 1
+    page.keyboard.press("ArrowLeft")
+    settled(page, view="lens", token=58)
     page.keyboard.press("?")
     top = page.evaluate("document.querySelector('dialog').scrollTop")
     assert (top, page.locator("#help-title").bounding_box()["y"] > 0) == (0, True)

@@ -55,7 +55,7 @@ def test_numbers_choose_the_view(open_page: Open, look: Look) -> None:
 
 
 def test_enter_opens_the_head_that_has_the_focus(open_page: Open, look: Look) -> None:
-    page = open_page(look)
+    page = open_page(look, "#view=heads&layer=0&head=0")
     page.focus(".cell[aria-current]")
     page.keyboard.press("ArrowDown")
     page.keyboard.press("ArrowRight")
@@ -65,6 +65,7 @@ def test_enter_opens_the_head_that_has_the_focus(open_page: Open, look: Look) ->
     assert outline != "none"
     page.keyboard.press("Enter")
     settled(page, view="head", layer=1, head=1)
+    assert page.evaluate("document.activeElement.className") == "cells"  # its keys work
 
 
 def test_cells_by_keys(open_page: Open, look: Look) -> None:

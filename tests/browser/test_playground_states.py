@@ -12,7 +12,7 @@ from support.made_looks import HOSTILE
 from support.playground_page import bodies, copied, generate, link, painted, tokens, written
 
 PROMPT = "the cat sat on"
-TABS = ("write", "chat", "translate", "fill", "classify")
+TABS = ("look", "write", "chat", "translate", "fill", "classify")
 TAGS = "<img src=x onerror=hacked=1><b>"
 MARKUP = "<img src=x onerror='window.hacked=1'></script><script>window.hacked=1</script><b>bold</b>"
 
@@ -151,7 +151,7 @@ def test_a_failed_model_a_missing_model_and_a_locked_server(visit: Open) -> None
     ]  # a failed model is not offered
     page.click("#tab-fill")
     page.wait_for_selector("text=No model of this server fills masks.")
-    why = 'bert cannot fill masks: it only embeds texts. Inspect it with qkv look bert "a text"'
+    why = "bert cannot fill masks: it only embeds texts. See its attention in the Look tab."
     assert page.inner_text(".gate > .note") == why
 
     def none(page: Any) -> None:
@@ -208,7 +208,11 @@ def test_markup_is_text_and_no_tab_is_wider_than_the_window(visit: Open, width: 
         "system": MARKUP,
         "think": 1,
     }
-    page = visit(link(prompt=TAGS, model="gpt", max_tokens=3, **written), width=width, refused=True)
+    page = visit(
+        link(tab="write", prompt=TAGS, model="gpt", max_tokens=3, **written),
+        width=width,
+        refused=True,
+    )
     generate(page)
     assert "".join(tokens(page, ".result .tokens .token.given")) == TAGS
     page.fill("#prompt", odd)

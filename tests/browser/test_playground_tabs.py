@@ -1,9 +1,11 @@
-"""Translate, fill, classify and chat: each shows the numbers of the API."""
+"""Translate, fill and classify: each shows the numbers of the API."""
 
 from __future__ import annotations
 
 import json
 from typing import Any
+
+import pytest
 
 from support.browser_fixtures import Open
 from support.playground_page import alike, answered, bodies, link, settings_where, shown_as
@@ -105,7 +107,9 @@ def test_the_predictions_of_a_fine_tuned_model_for_each_task(visit: Open, server
             page,
             task,
             texts,
-            answered(server, "/v1/classify", model=model, texts=[input_texts])["answers"][0],
+            answered(server, "/v1/classify", model=model, texts=[input_texts], explain=True)[
+                "answers"
+            ][0],
         )
 
 
@@ -122,44 +126,28 @@ def check_answer(page: Any, task: str, texts: list[str], answer: dict[str, Any])
         assert heading.startswith(f"Predicted choice: {texts[1 + answer['choice']]}, ")
         assert alike(numbers, answer["scores"])
         page.click("text=Add a choice")
-        assert page.locator("#panel textarea").count() == len(texts) + 1
+        assert page.locator(".texts textarea").count() == len(texts) + 1
     else:
         assert heading.startswith(f"Predicted class: {answer['label']}, ")
         assert alike(numbers, sorted(answer["scores"].values(), reverse=True))
-        assert page.locator(".bars li").count() == 3
+        assert page.locator("section[aria-label=Answer] .bars li").count() == 3
+    check_explanation(page, answer["explanation"])
 
 
-def test_a_conversation_is_streamed_edited_and_regenerated(visit: Open, server: Any) -> None:
-    page = visit(link(tab="chat", model="chat", max_tokens=8, seed=5, system="be brief"))
-    requests = bodies(page, "/v1/chat/completions")
-    page.fill("#say", "hello")
-    page.keyboard.press("Enter")
-    page.wait_for_selector("button:text-is('Regenerate'):enabled")
-    messages = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hello"}]
-    assert requests[0]["messages"] == messages
-    how = {"model": "chat", "temperature": 0.8, "top_p": 0.95, "seed": 5, "max_tokens": 8}
-    choice = answered(server, "/v1/chat/completions", messages=messages, **how)["choices"][0]
-    text = choice["message"]["content"]
-    assert (
-        "".join(page.locator(".turn:not(.own) .token").all_text_contents())
-        == shown_as(page, [text])[0]
-    )
-    conversation = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": text}]
-    settings_where(page, lambda chosen: json.loads(chosen.get("talk", "[]")) == conversation)
-    page.click("button:text-is('Regenerate')")
-    page.wait_for_function("() => document.querySelector('#seed').value !== '5'")
-    page.wait_for_selector("button:text-is('Regenerate'):enabled")
-    assert requests[1]["messages"] == messages
-    assert requests[1]["seed"] != 5
-    page.click("button:text-is('Edit')")
-    assert page.input_value("#say") == "hello"
-    assert page.locator(".turn").count() == 0
-    page.fill("#say", "hello again")
-    page.keyboard.press("Enter")
-    page.wait_for_selector("button:text-is('Regenerate'):enabled")
-    assert requests[2]["messages"][1:] == [{"role": "user", "content": "hello again"}]
-    settings_where(page, lambda chosen: len(json.loads(chosen["talk"])) == 2)
-    again = visit(page.evaluate("location.hash"))
-    assert again.locator(".turn").count() == 2
-    page.click("button:text-is('New conversation')")
-    page.wait_for_selector("text=Type a message to start a conversation.")
+def check_explanation(page: Any, explanation: dict[str, Any]) -> None:
+    """The tinted text, the table and the list have the numbers of the API, which sum to 100%."""
+    shares = explanation["shares"][0]
+    values = explanation["contributions"][0]
+    assert sum(shares) == pytest.approx(1)
+    nodes = page.locator(".explanation .signed-token[data-position]")
+    assert nodes.count() == len(shares)
+    kinds = nodes.evaluate_all("all => all.map(node => node.classList.contains('less'))")
+    assert kinds == [value < 0 for value in values]
+    cells = page.locator(".explanation tbody td:nth-child(2)").all_text_contents()
+    assert alike(cells, shares)
+    listed = page.locator(".explanation .bars .number").all_text_contents()
+    sorted_shares = sorted(shares, reverse=True)
+    expected = sorted_shares[:8]
+    if len(shares) > 8:
+        expected = [*expected, sum(sorted_shares[8:])]
+    assert alike([text.removeprefix("− ") for text in listed], expected)

@@ -75,7 +75,7 @@ def test_temperature_and_filters_change_the_next_token_probabilities(
     page.wait_for_function(
         "() => document.querySelector('.two-bars .number').textContent === '100.0%'"
     )
-    assert "filtered out" in rows.nth(1).get_attribute("aria-label")
+    assert "filtered out" in rows.nth(1).locator("button").get_attribute("aria-label")
     settings_where(
         page, lambda chosen: (chosen.get("top_k"), chosen.get("temperature")) == ("3", "0")
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import math
 from typing import Any, NamedTuple
 
@@ -10,9 +11,9 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from qkv.insight.walk.head_walk import HeadWalk
 from qkv.insight.look import Look, look
 from qkv.insight.render.script_bundle import bundle
+from qkv.insight.walk.head_walk import HeadWalk
 from qkv.models.sites import attention_sites
 from qkv.nn.hooks import capture
 from qkv.nn.position import rotary_angles, rotate
@@ -33,6 +34,27 @@ MATH = f"""async ([name, values]) => {{
   {bundle("walk_math.js")}
   const result = qkv_walk_math[name](...values);
   return typeof result === "number" ? result : [...result];
+}}"""
+LATEST = f"""async () => {{
+  {bundle("walk_server.js")}
+  const [asked, told] = [[], []];
+  let [now, most] = [0, 0];
+  const source = {{
+    async rewalk(name, edits) {{
+      asked.push(edits.divisor);
+      most = Math.max(most, ++now);
+      await new Promise((resume) => setTimeout(resume));
+      now--;
+      return {{ walk: {{}}, next: edits.divisor }};
+    }},
+  }};
+  const recomputed = new qkv_walk_server.Recomputed(() => told.push(recomputed.next));
+  const edits = {{ lifted: false, swapped: [], moved: {{}}, weights: {{}} }};
+  for (const divisor of [1, 2, 3, 4]) {{
+    recomputed.ask(source, "walk.self.0.0", {{ ...edits, divisor }}, 0);
+  }}
+  while (recomputed.asking) await new Promise((resume) => setTimeout(resume));
+  return {{ asked, most, told, next: recomputed.next }};
 }}"""
 ATOL = 1e-5
 
@@ -320,6 +342,22 @@ def test_where_positions_cannot_be_moved_and_heads_are_missing(open_page: Open) 
     page.wait_for_selector(".walk-table:visible")
 
 
+def test_a_long_text_lists_the_strongest_rows(open_page: Open) -> None:
+    torch.manual_seed(0)
+    long = reading(torch.randint(13, (60,)).tolist())
+    model = gpt(context=64, position="alibi")
+    walked = [(None, 1, 1)]
+    made = look(model, reading=long, tokenizer=TOKENIZER, name="small", walked=walked)
+    page = open_page(made, "#view=walk&kind=self&layer=1&head=1&step=6&token=59")
+    walk = made.walks["self", 1, 1]
+    listed = [int(row["at"]) for row in page.evaluate(ROWS)[:-1]]
+    assert listed == walk.weights[59].topk(24).indices.sort().values.tolist()
+    others = 100 * (1 - float(walk.weights[59][listed].sum()))
+    assert page.inner_text(".rest th") == "36 others"
+    assert page.inner_text(".rest .number") == f"{others:.1f}%"
+    close(numbers(page.get_attribute(".walk-table", "data-output")), walk.output[59])
+
+
 # The arithmetic alone, and the server
 
 
@@ -348,10 +386,18 @@ def test_the_arithmetic(browser: Any) -> None:
     # One weight set: the others keep their proportions, and what is hidden stays hidden
     seen = [True, True, False, True]
     close(
-        computed("reweighted", [0.5, 0.25, 0.0, 0.25], 0, 0.2, seen), torch.tensor([0.2, 0.4, 0, 0.4])
+        computed("reweighted", [0.5, 0.25, 0.0, 0.25], 0, 0.2, seen),
+        torch.tensor([0.2, 0.4, 0, 0.4]),
     )
     close(computed("reweighted", [1.0, 0, 0, 0], 0, 0.4, seen), torch.tensor([0.4, 0.3, 0, 0.3]))
     close(computed("reweighted", [1.0, 0], 0, 0.3, [True, False]), torch.tensor([1.0, 0]))
+    page.close()
+
+
+def test_one_request_at_a_time_and_only_the_latest_counts(browser: Any) -> None:
+    page = browser.new_page()
+    seen = page.evaluate(LATEST)
+    assert seen == {"asked": [1, 4], "most": 1, "told": [4], "next": 4}
     page.close()
 
 
@@ -369,10 +415,50 @@ def test_the_server_computes_the_rest(visit: Open, server: Any) -> None:
     answer = answered(server, "/v1/walk", **walk, position=3, edits={"divisor": 1})
     assert requests[-1]["edits"] == {"divisor": 1}
     assert requests[-1]["position"] == 3
-    shown = page.locator(".answer li .number").all_inner_texts()
-    first = answer["next"]["tokens"][0]
-    assert [100 * first[2], 100 * first[3]] == pytest.approx(
-        [float(part.removesuffix("%")) for part in shown[0].split(" → ")], abs=0.06
-    )
     assert page.locator(".answer h2").inner_text().startswith("Next token after")
+    check_answer(page, answer)
     assert "qkv serve" not in page.inner_text(".answer")
+
+    # Whatever is changed, the page and the server compute the same
+    page.check("text=Lift the mask")
+    page.select_option("[aria-label='First key to swap']", "0")
+    page.select_option("[aria-label='Second key to swap']", "2")
+    page.click("tr[data-at='1'] button")
+    page.click("[data-panel=distance]")
+    set_range(page, ".distance-panel input", 9)
+    edits = {"divisor": 1, "lift_mask": True, "swap_keys": [[0, 2]], "move": {"1": -6}}
+    settled(page, edits="d1+m+s0-2+v1_-6")
+    answer = answered(server, "/v1/walk", **walk, position=3, edits=edits)
+    check_answer(page, answer)
+
+    set_range(page, "tr[data-at='4'] .weight-bar", 0.6)
+    row = shown_rows(page)["weight"].tolist()
+    answer = answered(server, "/v1/walk", **walk, position=3, edits=edits | {"weights": {3: row}})
+    check_answer(page, answer)
+
+
+def check_answer(page: Any, answer: Any) -> None:
+    """The page shows the weights, the output and the probabilities that the server computes."""
+    named = {name: unpacked(answer["walk"][name])[3] for name in ("weights", "output")}
+    close(shown_rows(page)["weight"], named["weights"])
+    close(numbers(page.get_attribute(".walk-table", "data-output")), named["output"])
+    changes = [f"{text(one[2])} → {text(one[3])}" for one in answer["next"]["tokens"][:6]]
+    page.wait_for_function(
+        "changes => JSON.stringify([...document.querySelectorAll('.answer li .number')]"
+        ".map(node => node.textContent)) === JSON.stringify(changes)",
+        arg=changes,
+    )
+
+
+def text(probability: float) -> str:
+    """A probability as pages write it."""
+    if 0 < probability < 0.00005:
+        return "under 0.01%"
+
+    return f"{100 * probability:.{2 if probability < 0.001 else 1}f}%"
+
+
+def unpacked(array: Any) -> Tensor:
+    """An array of a walk."""
+    content = bytearray(base64.b64decode(array["data"]))
+    return torch.frombuffer(content, dtype=torch.float32).reshape(array["shape"])

@@ -53,4 +53,4 @@ def test_a_request_of_the_page_is_answered(url: str, line: str) -> None:
 
 
 def test_the_page_has_requests() -> None:
-    assert len(CURLS) == 3
+    assert len(CURLS) == 4

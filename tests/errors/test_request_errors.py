@@ -251,6 +251,7 @@ def test_a_deadline_before_the_first_token_is_a_timeout(models: Models) -> None:
         "translate": {"model": "translator", "text": "the cat sat"},
         "classify": {"model": "tuned", "text": "the cat sat"},
         "attention": {"model": "gpt", "text": "the cat sat"},
+        "effects": {"model": "gpt", "text": "the cat sat", "heads": ["0.0"]},
     }
     responses: dict[str, httpx.Response] = {}
     with running(host) as server:

@@ -1,9 +1,9 @@
-"""qkv edit: change attention by hand, and see how the predictions change."""
+"""qkv edit: change attention or steer the model, and see how the predictions change."""
 
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import tyro
 from rich.console import Console
@@ -13,11 +13,14 @@ from qkv.command_line.model_opening import Machine, ModelName, open_float32
 from qkv.command_line.user_input import note_unknown
 from qkv.generation.fill import Guess
 from qkv.insight.inspect.attention_edits import Edit
-from qkv.insight.inspect.edit_effects import EditEffects, edit_effects
 from qkv.insight.inspect.model_input import read
+from qkv.insight.intervene.edit_effects import EditEffects, edit_effects
+from qkv.insight.intervene.steering import Steering, steering_direction
 from qkv.insight.render.terminal_cells import bar, has_blocks
+from qkv.models.model import Model
 from qkv.tables import Table
 from qkv.text.printable import printable
+from qkv.text.tokenizer import Tokenizer
 
 BAR = 10
 """Columns of a full bar."""
@@ -35,6 +38,10 @@ def run(
     target: str | None = None,
     length: int = 20,
     top: int = 3,
+    steer_to: str | None = None,
+    steer_from: str | None = None,
+    steer_layer: int | None = None,
+    steer_strength: float = 1.0,
     as_json: Annotated[bool, tyro.conf.arg(name="json")] = False,
     machine: tyro.conf.OmitArgPrefixes[Machine] = Machine(),  # noqa: B008 - tyro reads the defaults
 ) -> None:
@@ -49,6 +56,12 @@ def run(
     every head of a layer. LAYER.HEAD:7>2=off keeps token 7 from attending to token 2, and =0.8
     gives that attention this weight. For a translator it begins with encoder:, decoder: or cross:.
 
+    qkv edit smollm2 "I went to the market and" --steer-to "Le chat mange du pain."
+    --steer-from "The cat eats bread." --steer-layer 12
+
+    Steering adds a direction to the residual stream after a layer, at every token: the mean of one
+    prompt minus that of the other.
+
     Args:
         model: The folder of a run or of transformers, a GGUF file, or smollm2.
         text: The text to read (a BERT can take two, with [mask] or not; a translator takes the
@@ -58,13 +71,19 @@ def run(
         target: For a translator: the target it is compared on (default: its own translation).
         length: Tokens to continue the text with; 0 for none.
         top: Most probable tokens shown at each position.
+        steer_to: The prompt to steer towards.
+        steer_from: The prompt to steer away from.
+        steer_layer: The layer after which the direction is added.
+        steer_strength: Its factor; a negative one steers away.
         as_json: Print one line of JSON with all numbers, instead of a table.
         machine: Device and precision.
     """
     edits = list(map(Edit.read, change))
     if length < 0:
         raise ValueError(f"length: expected 0 or more, not {length}")
-    if not edits:
+
+    prompts = SteeringPrompts.of(steer_to, steer_from, steer_layer, steer_strength)
+    if not edits and prompts is None:
         raise ValueError(
             "change: expected one or more, such as --change 3.5=off; "
             "qkv edit --help lists what is possible"
@@ -75,14 +94,53 @@ def run(
     reading = read(opened.model, opened.tokenizer, *text, source=source, target=target)
 
     with Console(stderr=True).status("reading twice ..."):
+        steering = None
+        if prompts is not None:
+            steering = prompts.steering(opened.model, opened.tokenizer)
+
         effect = edit_effects(
-            opened.model, opened.tokenizer, reading, edits, top=top, length=length
+            opened.model,
+            opened.tokenizer,
+            reading,
+            edits,
+            top=top,
+            length=length,
+            steering=steering,
         )
 
     if as_json:
         print(json.dumps(as_object(effect), ensure_ascii=False))
     else:
         show(effect, Console(highlight=False))
+
+
+class SteeringPrompts(NamedTuple):
+    """What the flags of steering say."""
+
+    plus: str
+    minus: str
+    layer: int
+    strength: float
+
+    @classmethod
+    def of(
+        cls, plus: str | None, minus: str | None, layer: int | None, strength: float
+    ) -> SteeringPrompts | None:
+        """The flags together; None without any of them."""
+        if plus is None and minus is None and layer is None:
+            return None
+        if plus is None or minus is None or layer is None:
+            raise ValueError(
+                "steer: expected --steer-to, --steer-from and --steer-layer together; "
+                "one is missing"
+            )
+
+        return cls(plus, minus, layer, strength)
+
+    def steering(self, model: Model, tokenizer: Tokenizer) -> Steering:
+        """The direction of the prompts in a model."""
+        direction = steering_direction(model, tokenizer, self.plus, self.minus, self.layer)
+        return Steering(self.layer, direction, self.strength)
 
 
 def show(effect: EditEffects, console: Console) -> None:
@@ -115,7 +173,7 @@ def effect_table(effect: EditEffects, blocks: bool) -> Table:
         measure = "KL divergence in nats"
 
     table.caption = f"moved: {measure}; a full bar is {most:.2f}"
-    table.title = Text(printable(", ".join(map(str, effect.edits))), style="bold")
+    table.title = Text(printable(", ".join(effect.changes)), style="bold")
     table.add_column("", justify="right", style="dim")
     for name in ("token", "before", "after") if effect.before is not None else ("token",):
         table.add_column(name)
@@ -160,7 +218,7 @@ def guess_cell(guesses: list[Guess], others: list[Guess]) -> Text:
 def as_object(effect: EditEffects) -> dict[str, Any]:
     """All numbers, for JSON."""
     return {
-        "changes": list(map(str, effect.edits)),
+        "changes": list(effect.changes),
         "tokens": list(effect.reading.text.tokens),
         "moved": effect.moved.tolist(),
         "before": {

@@ -13,6 +13,7 @@ from typing import Annotated, Any, NamedTuple
 import tyro
 from rich.console import Console
 
+from qkv.checkpoint import CHECKPOINTS, steps_in
 from qkv.command_line.model_opening import DEFAULT_MACHINE, Machine, ModelName, Opened, open_float32
 from qkv.command_line.output_checks import check_not_input, check_writable
 from qkv.command_line.terminal_bars import progress_bar
@@ -24,6 +25,7 @@ from qkv.data.sources.files import find_files
 from qkv.data.sources.source import open_pairs, open_texts
 from qkv.evaluation.report import finite
 from qkv.insight.heads.head_ablation import AblationValue, ablate
+from qkv.insight.heads.head_history import head_history
 from qkv.insight.heads.head_patterns import head_patterns
 from qkv.insight.heads.head_syntax import head_syntax
 from qkv.insight.heads.text_batches import (
@@ -31,9 +33,15 @@ from qkv.insight.heads.text_batches import (
     batches_from_pairs,
     batches_from_texts,
 )
-from qkv.insight.render.head_tables import importance_table, patterns_table, syntax_table
+from qkv.insight.render.head_tables import (
+    history_table,
+    importance_table,
+    patterns_table,
+    syntax_table,
+)
 from qkv.insight.render.views import check_ending
 from qkv.tables import Table
+from qkv.training.logging.metrics import METRICS_FILE, read_metrics
 
 PASSAGE = 600
 """Characters up to which the lines of a file are read together."""
@@ -64,6 +72,8 @@ class Heads:
     qkv heads smollm2 --data book.txt --ablate mean --plot heads.png
 
     qkv heads minilm --syntax dev.conllu.xz --limit 500
+
+    qkv heads runs/mine --checkpoints --plot history.png
     """
 
     model: ModelName
@@ -81,6 +91,9 @@ class Heads:
     same: bool = False
     """With --syntax: choose the best head on the sentences it is scored on, as Clark et al. 2019
     do, not on the other half."""
+    checkpoints: bool = False
+    """Measure the patterns at every checkpoint of a run, which `qkv train --keep all` keeps: how
+    its heads came to be."""
     limit: int | None = None
     """Texts, pairs or examples to read (default 32); with --syntax sentences (default all)."""
     plot: Path | None = None
@@ -93,6 +106,10 @@ class Heads:
 
     def run(self) -> None:
         self.check_flags()
+        if self.checkpoints:
+            self.show_results({"history": self.measure_history()})
+            return
+
         opened = open_float32(self.model, self.machine)
         results: dict[str, HeadResults] = {}
         if self.without is not None:
@@ -111,6 +128,9 @@ class Heads:
             raise ValueError("text: files are given as well; leave one of them out")
         if self.same and self.grammar is None:
             raise ValueError("same: it is about syntax; give a CoNLL-U file with --syntax")
+
+        if self.checkpoints and (self.without is not None or self.grammar is not None):
+            raise ValueError("checkpoints: it measures patterns; leave --ablate and --syntax out")
 
         if self.plot is not None:
             check_writable("plot", self.plot)
@@ -152,6 +172,40 @@ class Heads:
 
         title = f"What heads do: {self.model}"
         return HeadResults(numbers, patterns_table(patterns), patterns, title)
+
+    def measure_history(self) -> HeadResults:
+        """The patterns at every checkpoint of a run."""
+        run = Path(self.model)
+        steps = steps_in(run / CHECKPOINTS)
+        if not steps:
+            raise ValueError(
+                f"checkpoints: {self.model} has none; name the folder of a run that was trained "
+                "with --checkpoint-every and --keep all"
+            )
+
+        def models() -> Iterator[tuple[int, Any]]:
+            for step in steps:
+                yield step, open_float32(f"{run}@{step}", self.machine).model
+
+        last = open_float32(f"{run}@{steps[-1]}", self.machine)
+        texts = self.read_texts(last)
+        with progress_bar("measuring checkpoints") as advance:
+            histories = head_history(
+                models(), last.tokenizer, texts, lambda done: advance(done, len(steps))
+            )
+
+        numbers = []
+        for history in histories:
+            values: dict[str, Any] = {"attention": history.kind, "steps": history.steps}
+            if history.repeated is not None:
+                values["repeated_loss"] = history.repeated.tolist()
+
+            values["scores"] = {name: found.tolist() for name, found in history.scores.items()}
+            numbers.append(values)
+
+        title = f"How heads came to be: {run.name}"
+        drawn = (histories, loss_curve(run))
+        return HeadResults(numbers, history_table(histories), drawn, title)
 
     def measure_ablation(self, opened: Opened, how: AblationValue) -> HeadResults:
         """How much the loss changes without each head."""
@@ -239,13 +293,28 @@ class Heads:
 def draw(name: str, result: HeadResults, path: Path) -> Path:
     """Draw the figure of a result; importing matplotlib takes long."""
     from qkv.insight.render.figures import figure_style, head_figures
+    from qkv.insight.render.method_figures.history_figure import history_figure
 
     figures: dict[str, Callable[[Any, str], Any]] = {
         "patterns": head_figures.patterns_figure,
         "ablation": head_figures.importance_figure,
         "syntax": head_figures.syntax_figure,
+        "history": lambda values, title: history_figure(*values, title),
     }
     return figure_style.save(lambda: figures[name](result.values, result.title), path)
+
+
+def loss_curve(run: Path) -> tuple[list[int], list[float]] | None:
+    """The training loss by step, or None if the run has no metrics; a rewound step counts once."""
+    if not (run / METRICS_FILE).is_file():
+        return None
+
+    losses: dict[int, float] = {}
+    for row in read_metrics(run):
+        if isinstance(row.get("loss"), float):
+            losses[int(row["step"])] = row["loss"]
+
+    return list(losses), list(losses.values())
 
 
 def passages(data: tuple[str, ...]) -> Iterator[str]:

@@ -11,9 +11,10 @@ from typing import Annotated, Literal
 import tyro
 from rich.console import Console
 
-from qkv.command_line.model_opening import DEFAULT_MACHINE, Machine, ModelName, open_float32
+from qkv.command_line.model_opening import DEFAULT_MACHINE, Machine, ModelName, Opened, open_float32
 from qkv.command_line.output_checks import check_not_input, check_writable
 from qkv.command_line.user_input import note, note_unknown, read_standard_input, read_text_or_pipe
+from qkv.insight.heads.head_names import read_measurement, with_measurement
 from qkv.insight.inspect.capture import unmasked
 from qkv.insight.inspect.position_encoding import position_encoding
 from qkv.insight.look import FORMATS, Look, look
@@ -23,6 +24,7 @@ from qkv.insight.walk.head_walk import HeadName, walk_heads
 from qkv.insight.walk.telling_heads import telling_heads
 from qkv.models.model import Model
 from qkv.text.tokenizer import Tokenizer
+from qkv.storage import last_part
 
 WITHOUT_ATTENTION = ("model", "next", "lens", "norms")
 """Views that show no attention weights."""
@@ -69,6 +71,14 @@ class LookCommand:
     words: bool = False
     """Join the pieces of a word: attention to a word is summed over its pieces, attention from a
     word is averaged."""
+    without_first: bool = False
+    """Leave out the first token and special tokens, which take much of the weight, and rescale the
+    rest to 100%."""
+    names: Path | None = None
+    """A file that `qkv heads MODEL --json` printed: heads of a page are named by it, not by this
+    text alone."""
+    against: str | None = None
+    """Another model that reads the same tokens: a page shows the heads of both side by side."""
     mask: Literal["causal", "none"] = "causal"
     """none removes the causal mask of a GPT, to see what it hides."""
     out: Path | None = None
@@ -87,6 +97,9 @@ class LookCommand:
                 "holds several"
             )
 
+        if self.against is not None and ending != ".html":
+            raise ValueError("against: two models are shown on a page; write it to --out look.html")
+
         opened = open_float32(self.model, self.machine)
         if self.view == "positions":
             self.show_positions(opened.model)
@@ -94,6 +107,36 @@ class LookCommand:
 
         texts = self.read_texts()
         note_unknown(opened.tokenizer, filter(None, [*texts, self.source, self.target]))
+
+        result = self.look_at(opened, texts, last_part(self.model))
+
+        first = self.layer[0] if self.layer else None
+        head = self.head or None
+        choice = ViewChoice(
+            view=self.view,
+            kind=self.kind,
+            layer=first,
+            head=head,
+            words=self.words,
+            token=self.token,
+            without_first=self.without_first,
+        )
+        if self.names is not None:
+            measured = read_measurement(self.names)
+            named = [with_measurement(attention, measured) for attention in result.attention]
+            result = replace(result, attention=named)
+
+        against = None
+        if self.against is not None:
+            second = open_float32(self.against, self.machine)
+            against = self.look_at(second, texts, last_part(self.against))
+
+        self.show_look(result, choice, against)
+
+    def look_at(self, opened: Opened, texts: list[str], name: str) -> Look:
+        """What one model does with the texts."""
+        ending = ending_of(self.out)
+        whole = ending in (".html", ".safetensors")
 
         # A page computes every layer and decides itself what is affordable (None).
         layers = self.layer or None
@@ -115,7 +158,7 @@ class LookCommand:
                 target=self.target,
                 layers=layers,
                 at_least=self.layer,
-                name=self.model,
+                name=name,
                 attention=whole or self.view not in WITHOUT_ATTENTION,
                 lens=self.view == "lens" or None,
                 norms=self.view == "norms" or None,
@@ -125,19 +168,9 @@ class LookCommand:
                 walked=self.walked if ending == ".html" else (),
             )
             if self.view == "walk" and not whole:
-                result = self.with_walk(result, opened.model, opened.tokenizer)
+                return self.with_walk(result, opened.model, opened.tokenizer)
 
-        first = self.layer[0] if self.layer else None
-        head = self.head or None
-        choice = ViewChoice(
-            view=self.view,
-            kind=self.kind,
-            layer=first,
-            head=head,
-            words=self.words,
-            token=self.token,
-        )
-        self.show_look(result, choice)
+            return result
 
     @property
     def walked(self) -> list[HeadName]:
@@ -169,13 +202,13 @@ class LookCommand:
 
         return [read_standard_input().strip()]
 
-    def show_look(self, result: Look, choice: ViewChoice) -> None:
+    def show_look(self, result: Look, choice: ViewChoice, against: Look | None) -> None:
         """Print one view, or write the file."""
         if choice.view is None and ending_of(self.out) in (None, *ENDINGS):
             choice = replace(choice, view=default_view(result, choice))
 
         if self.out is not None:
-            print(result.save(self.out, **vars(choice)))
+            print(result.save(self.out, **vars(choice), against=against))
             return
 
         console = Console(highlight=False)

@@ -15,8 +15,12 @@ from rich.text import Text
 from qkv.command_line.model_opening import DEFAULT_MACHINE, Machine, ModelName, Opened, open_float32
 from qkv.command_line.output_checks import check_writable
 from qkv.command_line.terminal_bars import progress_bar
+from qkv.insight.attribute.edge_patching import EdgeScores, edge_attribution
+from qkv.insight.attribute.gradient_patching import attribution_patch
+from qkv.insight.attribute.prompt_tokens import read_prompt, token_id
 from qkv.insight.inspect.activation_patching import PatchResult, PatchSite, patch
-from qkv.insight.inspect.model_input import Reading, make_side, read, readable_token
+from qkv.insight.inspect.model_input import Reading, readable_token
+from qkv.insight.render.signed_bars import show_signed_bars
 from qkv.insight.render.terminal_cells import HeatMap
 from qkv.insight.render.views import check_ending
 from qkv.models import BERT, GPT, RNN, Transformer
@@ -24,6 +28,8 @@ from qkv.text import Tokenizer
 from qkv.text.printable import printable
 
 Prompt = Annotated[str, tyro.conf.Positional]
+Prompts = tuple[Reading, Reading, int | None, int | None]
+"""The clean and the corrupted prompt, and the ids of answer and against."""
 SITES = {
     "residual": "the residual stream of one token after a layer",
     "heads": "one head's output at all tokens",
@@ -60,6 +66,12 @@ class Patch:
     """For a translator: encoder (the default), decoder, or with heads cross-attention."""
     target: str | None = None
     """For a translator: the target so far; its next token is the answer."""
+    fast: bool = False
+    """Estimate all cells from one backward pass (attribution patching), instead of one forward
+    pass a cell."""
+    edges: int | None = None
+    """List this number of edges, from what one part writes to what a later part reads, with the
+    largest estimated effects."""
     plot: Path | None = None
     """Draw a .png, .svg or .pdf file."""
     as_json: Annotated[bool, tyro.conf.arg(name="json")] = False
@@ -68,10 +80,7 @@ class Patch:
     """Device and precision."""
 
     def run(self) -> None:
-        check_writable("plot", self.plot)
-        if self.plot is not None:
-            check_ending(self.plot)
-
+        self.check_flags()
         opened = open_float32(self.model, self.machine, GPT, BERT, Transformer, RNN)
         if not opened.model.stacks:
             raise ValueError(
@@ -79,31 +88,29 @@ class Patch:
             )
 
         tokenizer = opened.tokenizer
-        clean_prompt = read_prompt(opened, self.clean, self.target)
-        corrupted_prompt = read_prompt(opened, self.corrupted, self.target)
+        clean_prompt = read_prompt(*opened, self.clean, self.target)
+        corrupted_prompt = read_prompt(*opened, self.corrupted, self.target)
         position = mask_position(opened, clean_prompt, corrupted_prompt)
         answer_id = token_id(tokenizer, self.answer, "answer")
         against_id = token_id(tokenizer, self.against, "against")
         if self.against is not None and self.answer is None:
             raise ValueError("against: expected an answer as well, to compare it with")
 
-        with progress_bar("patching") as advance:
-            patched = patch(
-                opened.model,
-                clean_prompt,
-                corrupted_prompt,
-                answer_id,
-                against_id,
-                self.at,
-                advance,
-                place=position,
-                kind=self.kind,
-            )
+        prompts = (clean_prompt, corrupted_prompt, answer_id, against_id)
+        if self.edges is not None:
+            edges = edge_attribution(opened.model, *prompts, place=position)
+            self.show_edges(edges, tokenizer, self.edges)
+            return
 
+        patched = self.patch_prompts(opened, prompts, position)
         names = token_names(clean_prompt, corrupted_prompt, patched.kind)
         if self.as_json:
-            print(json.dumps(as_object(patched, tokenizer, names), ensure_ascii=False))
+            numbers = as_object(patched, tokenizer, names) | {"estimated": self.fast}
+            print(json.dumps(numbers, ensure_ascii=False))
         else:
+            if self.fast:
+                print("estimated from one backward pass; without --fast it is exact")
+
             show(patched, tokenizer, names, Console(highlight=False))
 
         if self.plot is not None:
@@ -115,24 +122,43 @@ class Patch:
             path = save(lambda: patched_figure(patched, names, title, below), self.plot)
             print(path, file=sys.stderr if self.as_json else sys.stdout)
 
+    def check_flags(self) -> None:
+        """Refuse bad flags before the model is loaded."""
+        check_writable("plot", self.plot)
+        if self.plot is not None:
+            check_ending(self.plot)
+        if self.edges is not None and self.edges < 1:
+            raise ValueError(f"edges: expected 1 or more, not {self.edges}")
+        if self.edges is not None and self.plot is not None:
+            raise ValueError("plot: edges are a table; leave --plot or --edges out")
+
+    def patch_prompts(self, opened: Opened, prompts: Prompts, position: int | None) -> PatchResult:
+        """Patch exactly, or estimate it."""
+        if self.fast:
+            return attribution_patch(
+                opened.model, *prompts, self.at, place=position, kind=self.kind
+            )
+
+        with progress_bar("patching") as advance:
+            return patch(opened.model, *prompts, self.at, advance, place=position, kind=self.kind)
+
+    def show_edges(self, edges: EdgeScores, tokenizer: Tokenizer, count: int) -> None:
+        """Print the strongest edges."""
+        strongest = edges.strongest(count)
+        if self.as_json:
+            rows = [{"from": str(a), "to": str(b), "score": score} for a, b, score in strongest]
+            numbers = {"clean": edges.clean, "corrupted": edges.corrupted, "edges": rows}
+            print(json.dumps(numbers))
+            return
+
+        console = Console(highlight=False)
+        answer = printable(readable_token(tokenizer, edges.answer))
+        line = f"estimated share of the answer {answer} that each edge restores"
+        console.print(Text(f"{line}: clean {edges.clean:.3f}, corrupted {edges.corrupted:.3f}"))
+        show_signed_bars([(f"{a} → {b}", score) for a, b, score in strongest], console)
+
 
 # Prompts and tokens
-
-
-def read_prompt(opened: Opened, text: str, target: str | None) -> Reading:
-    """The input of one prompt; without a target, a translator's decoder gets its start token."""
-    model, tokenizer = opened
-    if not model.has_source:
-        if target is not None:
-            raise ValueError("target: only a translator has one; leave it out")
-
-        return read(model, tokenizer, text)
-
-    if target is not None:
-        return read(model, tokenizer, source=text, target=target)
-
-    reading = read(model, tokenizer, source=text, target=text)
-    return reading._replace(text=make_side(tokenizer, reading.text.ids[:1]))
 
 
 def mask_position(opened: Opened, clean: Reading, corrupted: Reading) -> int | None:
@@ -150,19 +176,6 @@ def mask_position(opened: Opened, clean: Reading, corrupted: Reading) -> int | N
         )
 
     return positions[0]
-
-
-def token_id(tokenizer: Tokenizer, text: str | None, name: str) -> int | None:
-    """The id of a text that must be one token."""
-    if text is None:
-        return None
-
-    ids = tokenizer.encode(text)
-    if len(ids) != 1:
-        pieces = printable(" | ".join(readable_token(tokenizer, id) for id in ids))
-        raise ValueError(f"{name}: expected one token, but {text!r} is {len(ids)}: {pieces}")
-
-    return ids[0]
 
 
 def token_names(clean: Reading, corrupted: Reading, kind: str) -> list[str]:

@@ -20,6 +20,7 @@ from qkv.command_line.model_opening import Machine, device_of, load_on_device
 from qkv.models.model import Model
 from qkv.serving.addresses import EVERY_ADDRESS
 from qkv.serving.server_options import ServerOptions
+from qkv.storage import last_part
 from qkv.text import Tokenizer
 
 if TYPE_CHECKING:
@@ -150,14 +151,6 @@ def named_paths(models: tuple[str, ...]) -> dict[str, str]:
         paths[name] = path
 
     return paths
-
-
-def last_part(path: str) -> str:
-    """The last part of a path, resolved if it exists: . is the folder's own name."""
-    if Path(path).exists():
-        return Path(path).resolve().name
-
-    return Path(path).name
 
 
 def loader(path: str, machine: Machine) -> Load:

@@ -3,7 +3,13 @@
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from qkv.insight.attribute.attention_flow import attention_rollout, value_weighted_attention
+    from qkv.insight.attribute.edge_patching import edge_attribution
+    from qkv.insight.attribute.gradient_patching import attribution_patch
+    from qkv.insight.attribute.integrated_gradients import integrated_gradients
+    from qkv.insight.attribute.logit_attribution import logit_attribution
     from qkv.insight.heads.head_ablation import ablate
+    from qkv.insight.heads.head_history import head_history
     from qkv.insight.heads.head_patterns import head_patterns
     from qkv.insight.heads.head_syntax import head_syntax
     from qkv.insight.inspect.activation_patching import patch
@@ -11,10 +17,11 @@ if TYPE_CHECKING:
     from qkv.insight.inspect.attention_edits import Edit, apply_edits
     from qkv.insight.inspect.attribution import attribution
     from qkv.insight.inspect.capture import capture_attention
-    from qkv.insight.inspect.edit_effects import edit_effects
     from qkv.insight.inspect.logit_lens import logit_lens, next_tokens
     from qkv.insight.inspect.model_input import read
     from qkv.insight.inspect.residual_norms import residual_norms
+    from qkv.insight.intervene.edit_effects import edit_effects
+    from qkv.insight.intervene.steering import steer, steering_direction
     from qkv.insight.look import Look, look
     from qkv.insight.probing.activations import activations
     from qkv.insight.probing.probe_model import probe
@@ -33,11 +40,17 @@ __all__ = [
     "activations",
     "alignment",
     "apply_edits",
+    "attention_rollout",
     "attribution",
+    "attribution_patch",
     "capture_attention",
+    "edge_attribution",
     "edit_effects",
+    "head_history",
     "head_patterns",
     "head_syntax",
+    "integrated_gradients",
+    "logit_attribution",
     "logit_lens",
     "look",
     "next_tokens",
@@ -46,6 +59,9 @@ __all__ = [
     "probe_task",
     "read",
     "residual_norms",
+    "steer",
+    "steering_direction",
+    "value_weighted_attention",
     "walk_head",
     "walk_model",
 ]

@@ -15,12 +15,13 @@ from torch import Tensor
 
 from qkv import artifact, storage
 from qkv.generation.fill import Guess
+from qkv.insight.attribute.logit_attribution import LogitParts, can_split_logits, split_logits
 from qkv.insight.inspect import look_data
 from qkv.insight.inspect.attribution import attribution as compute_attribution
 from qkv.insight.inspect.capture import CapturedAttention, capture_attention
 from qkv.insight.inspect.logit_lens import logit_lens, makes_predictions, next_tokens
 from qkv.insight.inspect.look_data import LookData
-from qkv.insight.inspect.model_input import Reading, read
+from qkv.insight.inspect.model_input import Reading, leading_spaces, read
 from qkv.insight.inspect.residual_norms import Norms, residual_norms
 from qkv.insight.render.page import page
 from qkv.insight.render.views import ENDINGS, Heads, View, ViewChoice
@@ -63,6 +64,8 @@ class Look(LookData):
         head: Heads = None,
         words: bool = False,
         token: int | None = None,
+        without_first: bool = False,
+        against: LookData | None = None,
     ) -> Path:
         """Write a page (.html), one view as a picture (.png, .svg, .pdf), or the weights.
 
@@ -74,6 +77,8 @@ class Look(LookData):
             head: One head or several, counted from 0; default the mean of all.
             words: Join the tokens of a word.
             token: The token that is chosen when a page opens, counted from 0.
+            without_first: Leave out the first token and special tokens, and rescale the rest.
+            against: A look of another model at the same tokens, for a page with both.
 
         Returns:
             The path.
@@ -88,10 +93,20 @@ class Look(LookData):
         if ending == ".safetensors":
             return self.write_weights(path)
 
-        choice = ViewChoice(view=view, kind=kind, layer=layer, head=head, words=words, token=token)
+        choice = ViewChoice(
+            view=view,
+            kind=kind,
+            layer=layer,
+            head=head,
+            words=words,
+            token=token,
+            without_first=without_first,
+        )
         if ending == ".html":
-            storage.write_text(path, page(self, choice))
+            storage.write_text(path, page(self, choice, against))
             return path
+        if against is not None:
+            raise ValueError("against: two models are shown on a page; expected a .html file")
 
         # Imports matplotlib, which takes long.
         from qkv.insight.render.figures import figure_style, look_figure
@@ -202,18 +217,21 @@ def look(
         by_layer,
         *gradients,
         bidirectional,
-        walks_of(model, tokenizer, reading, heads, required=bool(walks or walked)),
-        model_walk_of(model, tokenizer, reading, by_layer, model_walk),
+        walks=walks_of(model, tokenizer, reading, heads, required=bool(walks or walked)),
+        parts=parts_of(model, reading, explained=gradients[1] is not None),
+        texts=given_texts(tokenizer, reading, texts, source, target),
+        leading_spaces=leading_spaces(tokenizer, shown_ids(reading, by_layer or [predictions])),
+        model_walk=model_walk_of(model, tokenizer, reading, by_layer, model_walk),
     )
 
 
 def opened(
     model: Model | artifact.Loaded | str | Path, tokenizer: Tokenizer | None
 ) -> tuple[str, Model, Tokenizer]:
-    """The title of a model (its path or class), the model, loaded if need be, and its tokenizer."""
-    path = None
+    """The title of a model (its name or class), the model, loaded if need be, and its tokenizer."""
+    name = None
     if isinstance(model, str | Path):
-        path = str(model)
+        name = storage.last_part(str(model))
         model = artifact.load(model)
 
     if isinstance(model, tuple):
@@ -226,7 +244,40 @@ def opened(
             "tokenizer: expected the one that belongs to the model; qkv.load gives both"
         )
 
-    return path or type(model).__name__, model, tokenizer
+    return name or type(model).__name__, model, tokenizer
+
+
+# The text as it was given
+
+
+def given_texts(
+    tokenizer: Tokenizer,
+    reading: Reading,
+    texts: tuple[str, ...],
+    source: str | None,
+    target: str | None,
+) -> tuple[str, ...]:
+    """The texts as given, with the translation that the model made if no target is given."""
+    if reading.source is None or not (source or texts):
+        return texts
+    if target is None:
+        target = tokenizer.decode(reading.text.ids[1:])
+
+    return source or texts[0], target
+
+
+def shown_ids(reading: Reading, predictions: Sequence[list[list[Guess]] | None]) -> set[int]:
+    """The ids of all tokens that a look shows: those of its texts, and all guesses."""
+    ids: set[int] = set()
+    for side in (reading.text, reading.source, reading.chosen):
+        if side is not None:
+            ids.update(side.ids)
+
+    for layer in predictions:
+        for guesses in layer or ():
+            ids.update(guess.id for guess in guesses)
+
+    return ids
 
 
 # The parts of a look
@@ -259,6 +310,14 @@ def gradients_of(
         shares = compute_attribution(model, reading)
 
     return norm_values, shares
+
+
+def parts_of(model: Model, reading: Reading, explained: bool) -> list[LogitParts] | None:
+    """The parts of each position's logit, beside an attribution, if the model is such a sum."""
+    if not explained or not can_split_logits(model):
+        return None
+
+    return split_logits(model, reading, range(len(reading.text.ids)))
 
 
 def heads_to_walk(

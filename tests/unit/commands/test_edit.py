@@ -13,8 +13,9 @@ from rich.console import Console
 from qkv import artifact
 from qkv.commands.edit import effect_table
 from qkv.insight.inspect.attention_edits import Edit
-from qkv.insight.inspect.edit_effects import EditEffects, edit_effects
 from qkv.insight.inspect.model_input import Reading, Side, read
+from qkv.insight.intervene.edit_effects import EditEffects, edit_effects
+from qkv.insight.intervene.steering import Steering, steering_direction
 from support.command_fixtures import Qkv
 
 TEXT = "the cat sat"
@@ -128,3 +129,22 @@ def test_bad_input(qkv: Qkv, models: Path, arguments: list[str], message: str) -
     assert message in printed.error
     assert printed.error.count("\n") == 1
     assert printed.out == ""
+
+
+def test_steering(qkv: Qkv, models: Path) -> None:
+    model, tokenizer = artifact.load(models / "gpt")
+    assert tokenizer is not None
+    steering = Steering(0, steering_direction(model, tokenizer, "mice ran", TEXT, 0), -2.0)
+    reading = read(model, tokenizer, TEXT)
+    expected = edit_effects(model, tokenizer, reading, [], length=3, steering=steering)
+    flags = ["--steer-to", "mice ran", "--steer-from", TEXT, "--steer-layer", 0]
+    printed = qkv(
+        "edit", models / "gpt", TEXT, *flags, "--steer-strength", -2, "--length", 3, "--json"
+    )
+    assert printed.code == 0, printed.error
+    values = json.loads(printed.out)
+    assert values["changes"] == ["steered after layer 0 with strength -2"]
+    assert values["moved"] == pytest.approx(expected.moved.tolist(), abs=1e-5)
+    assert values["after"]["text"] == expected.text_after
+    missing = qkv("edit", models / "gpt", TEXT, "--steer-to", "mice ran")
+    assert "expected --steer-to, --steer-from and --steer-layer together" in missing.error

@@ -16,6 +16,7 @@ from qkv.insight.heads.text_batches import batches_from_pairs, batches_from_text
 from qkv.models import BERT, HeadConfig, TaskModel, TaskModelConfig
 from qkv.text import Tokenizer
 from support.command_fixtures import Qkv
+from support.small_training import small_job
 
 CONLLU = """1\tthe\t_\t_\t_\t_\t2\tdet\t_\t_
 2\tcat\t_\t_\t_\t_\t3\tnsubj\t_\t_
@@ -189,3 +190,36 @@ def test_bad_input(qkv: Qkv, models: Path, arguments: list[str], message: str) -
     assert message in printed.error
     assert printed.error.count("\n") == 1
     assert printed.out == ""
+
+
+def test_the_history_of_a_run(qkv: Qkv, tmp_path: Path) -> None:
+    job = small_job("gpt", tmp_path, tmp_path / "run", keep="all", checkpoint_every=6)
+    job.with_run(validate_every=12).start()
+    plot = tmp_path / "history.svg"
+    printed = qkv("heads", tmp_path / "run", "cats chase mice", "--checkpoints", "--plot", plot)
+    assert printed.code == 0, printed.error
+    assert "step 6" in printed.out
+    assert "induction" in printed.out
+    drawn = plot.read_text()
+    assert "How heads came to be" in drawn
+    assert "their repetition" in drawn
+    assert "loss of the run" in drawn
+
+    printed = qkv("heads", tmp_path / "run", "cats chase mice", "--checkpoints", "--json")
+    (history,) = json.loads(printed.out)["history"]
+    assert history["steps"] == [0, 6, 12]
+    model, tokenizer = artifact.load(f"{tmp_path / 'run'}@6")
+    assert tokenizer is not None
+    (expected,) = head_patterns(model, tokenizer, ["cats chase mice"])
+    torch.testing.assert_close(
+        torch.tensor(history["scores"]["previous"][1]), expected.scores["previous"]
+    )
+
+
+def test_a_history_needs_checkpoints(qkv: Qkv, models: Path) -> None:
+    printed = qkv("heads", models / "gpt", "--checkpoints")
+    assert printed.refused
+    assert "checkpoints: " in printed.error
+    assert "--keep all" in printed.error
+    printed = qkv("heads", models / "gpt", "--checkpoints", "--ablate", "mean")
+    assert "leave --ablate and --syntax out" in printed.error

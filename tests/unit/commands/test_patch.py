@@ -9,6 +9,8 @@ from xml.etree import ElementTree
 import pytest
 
 from qkv import artifact
+from qkv.insight.attribute.edge_patching import edge_attribution
+from qkv.insight.attribute.gradient_patching import attribution_patch
 from qkv.insight.inspect.activation_patching import patch
 from qkv.insight.inspect.model_input import read
 from qkv.models import RNN, RNNConfig
@@ -52,6 +54,31 @@ def test_restored_answers(qkv: Qkv, models: Path, tmp_path: Path, at: str) -> No
 
     assert (values["answer"], values["against"], values["measure"]) == ("a", "e", "difference")
     assert any("/" in token for token in values["tokens"])  # where the prompts differ
+
+
+def test_estimates_and_edges(qkv: Qkv, models: Path) -> None:
+    model, tokenizer = artifact.load(models / "gpt")
+    assert tokenizer is not None
+    clean = read(model, tokenizer, CLEAN)
+    corrupted = read(model, tokenizer, OTHER)
+    (right,) = tokenizer.encode("a")
+    (wrong,) = tokenizer.encode("e")
+    expected = attribution_patch(model, clean, corrupted, right, wrong, "heads").restored
+    arguments = ["patch", models / "gpt", CLEAN, OTHER, "--answer", "a", "--against", "e"]
+    values = json.loads(qkv(*arguments, "--at", "heads", "--fast", "--json").out)
+    assert values["estimated"] is True
+    assert values["restored"][0] == pytest.approx(expected[0].tolist(), abs=1e-5)
+    assert "estimated from one backward pass" in qkv(*arguments, "--fast").out
+
+    printed = qkv(*arguments, "--edges", "3")
+    assert printed.code == 0, printed.error
+    assert printed.out.count(" → ") == 3
+    values = json.loads(qkv(*arguments, "--edges", "3", "--json").out)
+    (writer, reader, score) = edge_attribution(model, clean, corrupted, right, wrong).strongest(1)[
+        0
+    ]
+    assert values["edges"][0]["score"] == pytest.approx(score, rel=1e-3)
+    assert (values["edges"][0]["from"], values["edges"][0]["to"]) == (str(writer), str(reader))
 
 
 def test_a_bert_at_its_mask(qkv: Qkv, models: Path) -> None:
@@ -119,6 +146,8 @@ def test_an_rnn_cannot_be_patched(
         (["gpt", CLEAN, OTHER, "--target", "e"], "target: only a translator has one"),
         (["gpt", CLEAN, OTHER, "--kind", "cross"], "kind: this model has self, not cross"),
         (["one", CLEAN, OTHER, "--kind", "cross"], "kind: cross-attention"),
+        (["gpt", CLEAN, OTHER, "--edges", "0"], "edges: expected 1 or more, not 0"),
+        (["one", CLEAN, OTHER, "--edges", "2"], "edges: an encoder-decoder"),
         (["gpt", CLEAN, OTHER, "--plot", "x.doc"], "plot: expected the name of a .png"),
     ],
 )

@@ -14,6 +14,7 @@ from torch import Tensor
 from qkv.generation.generate import without_dropout
 from qkv.insight.inspect.hook_checks import hook_layers
 from qkv.insight.inspect.model_input import Reading, Side, hidden
+from qkv.insight.inspect.weight_shares import ShareSums, WeightShares
 from qkv.models.model import Model, backbone_of
 from qkv.models.sites import AttentionSite, attention_sites, mask_of
 from qkv.models.variants.own_gpt import OwnGPT
@@ -44,6 +45,8 @@ class CapturedAttention(NamedTuple):
     """Mean attention distance |query - key| of each head in tokens; NaN for cross-attention."""
     names: tuple[str, ...] = ()
     """Names of the heads of every layer, if they have any besides their numbers."""
+    shares: WeightShares | None = None
+    """Where the weight of every head goes; None without an overview."""
 
 
 def capture_attention(
@@ -79,7 +82,7 @@ def capture_attention(
         if not -deepest <= layer < deepest:
             raise ValueError(f"layer: expected 0 to {deepest - 1}, or -1 for the last, not {layer}")
 
-    captures = [SiteCapture(site, layers, overview) for site in sites]
+    captures = [SiteCapture(site, reading, layers, overview) for site in sites]
 
     with torch.no_grad(), without_dropout(model), ExitStack() as hooks:
         for capture in captures:
@@ -88,15 +91,23 @@ def capture_attention(
 
         hidden(model, reading)
 
-    return [capture.attention(reading) for capture in captures]
+    return [capture.attention() for capture in captures]
 
 
 class SiteCapture:
     """Collects the weights and statistics of one attention site during a forward pass."""
 
-    def __init__(self, site: AttentionSite, layers: Collection[int] | None, overview: bool) -> None:
+    def __init__(
+        self,
+        site: AttentionSite,
+        reading: Reading,
+        layers: Collection[int] | None,
+        overview: bool,
+    ) -> None:
         self.site = site
         self.overview = overview
+        self.rows = reading.rows if site.kind == "cross" else reading.queries(site.kind)
+        self.columns = reading.keys(site.kind)
 
         all_layers = range(site.depth)
         self.kept_layers = set(all_layers)
@@ -113,6 +124,7 @@ class SiteCapture:
         self.overviews: list[Tensor] = []
         self.entropies: list[Tensor] = []
         self.distances: list[Tensor] = []
+        self.shares = ShareSums(site.kind, self.rows, self.columns)
 
     def store(self, weights: Float[Tensor, "1 H T S"], name: str, layer: int) -> None:
         """Hook: keep the weights of a layer, and summarise them."""
@@ -131,18 +143,18 @@ class SiteCapture:
         self.overviews.append(pool_overview(weights).cpu())
         self.entropies.append(entropy(weights).cpu())
         self.distances.append(distance(weights, self.site.kind).cpu())
+        self.shares.add(weights)
 
-    def attention(self, reading: Reading) -> CapturedAttention:
+    def attention(self) -> CapturedAttention:
         """The result after the forward pass."""
         site = self.site
         if self.steps:
             self.keep(torch.cat(self.steps, dim=1), 0)
 
-        rows = reading.rows if site.kind == "cross" else reading.queries(site.kind)
         return CapturedAttention(
             site.kind,
-            rows,
-            reading.keys(site.kind),
+            self.rows,
+            self.columns,
             {layer: self.weights[layer] for layer in sorted(self.kept_layers)},
             site.depth,
             site.heads,
@@ -150,6 +162,7 @@ class SiteCapture:
             stack_or_empty(self.overviews, site.heads, 0, 0),
             stack_or_empty(self.entropies, site.heads),
             stack_or_empty(self.distances, site.heads),
+            shares=self.shares.result(),
         )
 
     def is_causal(self) -> bool:

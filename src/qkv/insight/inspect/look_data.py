@@ -6,12 +6,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from jaxtyping import Float
 from torch import Tensor
 
 from qkv.generation.fill import Guess
+from qkv.insight.attribute.logit_attribution import LogitParts
 from qkv.insight.inspect.capture import CapturedAttention
 from qkv.insight.inspect.model_input import Reading
 from qkv.insight.inspect.residual_norms import Norms
@@ -56,6 +58,13 @@ class LookData:
     """True for a BERT, which predicts the token at a position; others predict the next token."""
     walks: dict[HeadName, HeadWalk] | None = None
     """The walks of some heads, by kind, layer and head."""
+    texts: tuple[str, ...] = ()
+    """The texts as given, for a translator the source and the target; empty if only tokens are
+    known."""
+    parts: list[LogitParts] | None = None
+    """The logit of the likeliest token at each position, split into the parts of the model."""
+    leading_spaces: Mapping[int, int] = field(default_factory=dict)
+    """The spaces that tokens begin with, by id: `reading` and the guesses have none."""
     model_walk: ModelWalk | None = None
     """The walk through the whole model."""
 

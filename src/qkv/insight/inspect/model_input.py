@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -32,6 +32,8 @@ class Side(NamedTuple):
     """Readable tokens; a special token has its name."""
     words: tuple[WholeWord, ...]
     """The tokens grouped into whole words."""
+    special: tuple[int, ...] = ()
+    """The positions of special tokens."""
 
 
 class Reading(NamedTuple):
@@ -264,7 +266,8 @@ def make_side(tokenizer: Tokenizer, ids: Sequence[int]) -> Side:
 
         words.append(WholeWord(text, word.positions))
 
-    return Side(tuple(ids), tokens, tuple(words))
+    special = tuple(position for position, id in enumerate(ids) if id in tokenizer.special)
+    return Side(tuple(ids), tokens, tuple(words), special)
 
 
 def readable_token(tokenizer: Tokenizer, id: int) -> str:
@@ -278,6 +281,24 @@ def readable_token(tokenizer: Tokenizer, id: int) -> str:
     text = (tokenizer.decode([id]) or tokenizer.token(id)).removeprefix(prefix)
 
     return (text.strip(" ▁") or "␣" * len(text)).translate(VISIBLE)
+
+
+def leading_spaces(tokenizer: Tokenizer, ids: Iterable[int]) -> dict[int, int]:
+    """How many spaces each token begins with that `readable_token` leaves out; 0 is not listed."""
+    counts: dict[int, int] = {}
+    for id in set(ids):
+        if id >= tokenizer.vocabulary or id in tokenizer.special:
+            continue
+
+        text = tokenizer.decode([id])
+        if tokenizer.token(id).startswith("▁"):  # decoding drops it at the start of a text
+            text = tokenizer.token(id)
+
+        spaces = len(text) - len(text.lstrip(" ▁"))
+        if 0 < spaces < len(text):
+            counts[id] = spaces
+
+    return counts
 
 
 # Through the model

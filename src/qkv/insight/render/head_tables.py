@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from rich.text import Text
 
 from qkv.insight.heads.head_ablation import Head, HeadImportance
+from qkv.insight.heads.head_history import HeadHistory
 from qkv.insight.heads.head_patterns import HeadPatterns, meaning_of
 from qkv.insight.heads.head_syntax import RelationScore, SyntaxResult
 from qkv.tables import Column, Table
@@ -15,6 +16,7 @@ from qkv.text.printable import printable
 SHOWN = 5  # heads that are named for each pattern
 RANKED = 10  # heads with the largest change
 HARMFUL = 3  # heads with the smallest change
+HISTORY_STEPS = 6  # checkpoints that have a column
 WIDTH = 70  # at least, so that the caption has room
 CLEAR = 0.8  # least share of the weight of a head that clearly follows a pattern ...
 HALF = 0.5  # ... and of one that follows it in part
@@ -66,6 +68,45 @@ def strongest_heads(patterns: HeadPatterns, name: str) -> Text:
         heads.append("   ")
 
     return heads
+
+
+# Patterns over a training
+
+
+def history_table(histories: Sequence[HeadHistory]) -> Table:
+    """A row for each pattern: the score, at some steps, of the head that follows it at the end."""
+    several = len(histories) > 1
+    steps = histories[0].steps
+    chosen = evenly(len(steps), HISTORY_STEPS)
+    headers = [numbers(f"step {steps[number]:,}") for number in chosen]
+    table = head_table(several, "pattern", "head", *headers)
+    table.caption = (
+        "the head (layer.head) with the largest score at the last checkpoint, and the share of its "
+        f"weight at {len(chosen)} of {len(steps)} checkpoints"
+    )
+
+    for history in histories:
+        for pattern, scores in history.scores.items():
+            ((layer, head),) = history.strongest(pattern, 1)
+            cells = [f"{scores[number, layer, head]:.2f}" for number in chosen]
+            table.add_row(*[history.kind] * several, pattern, f"{layer}.{head}", *cells)
+
+        table.add_section()
+
+    if histories[0].repeated is not None:
+        for column, name in enumerate(("loss on random tokens", "... on their repetition")):
+            cells = [f"{histories[0].repeated[number, column]:.2f}" for number in chosen]
+            table.add_row(*[""] * several, name, "", *cells)
+
+    return table
+
+
+def evenly(count: int, most: int) -> list[int]:
+    """At most `most` of `count` numbers from 0, with the first and the last, evenly spaced."""
+    if count <= most:
+        return list(range(count))
+
+    return [round(number * (count - 1) / (most - 1)) for number in range(most)]
 
 
 # Ablation

@@ -10,8 +10,9 @@ from __future__ import annotations
 import base64
 import hashlib
 import html
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from string import Template
 from typing import Any
 
@@ -20,6 +21,13 @@ from qkv.insight.inspect.capture import CapturedAttention
 from qkv.insight.inspect.look_data import LookData
 from qkv.insight.inspect.model_input import Side
 from qkv.insight.render.page_encoding import Code, as_json, block, numbers, packed, rounded
+from qkv.insight.render.page_heads import (
+    check_same_tokens,
+    described_heads,
+    first_head,
+    with_shares,
+)
+from qkv.insight.render.page_parts import described_parts
 from qkv.insight.render.page_text import heading, missing_views
 from qkv.insight.render.script_bundle import bundle, module
 from qkv.insight.render.views import MISSING, View, ViewChoice, head_numbers, numbered
@@ -29,28 +37,47 @@ from qkv.insight.render.walk.walk_data import described_walks, walk_blocks
 EXACT = 4_000_000
 """Weights up to which each has 16 bits; above, each has 8 bits of its root, precise near 0."""
 THREADS = 4
-STYLES = ("view.css", "walk.css", "model_walk.css")
+STYLES = ("view.css", "tiles.css", "walk.css", "model_walk.css", "parts.css")
+"""Style sheets, in their order."""
+NO_SPACES: Mapping[int, int] = {}
 
 
-def page(look: LookData, choice: ViewChoice = ViewChoice()) -> str:  # noqa: B008 - it is frozen
+def page(
+    look: LookData,
+    choice: ViewChoice = ViewChoice(),  # noqa: B008 - it is frozen
+    against: LookData | None = None,
+) -> str:
     """The page as text.
 
     Args:
         look: The look.
         choice: What is shown first. The default view is all heads, or one head if a layer or head
-            is chosen; the default layer is the first whose weights were kept.
+            is chosen; the default head is the most telling one whose weights were kept.
+        against: A look of another model at the same tokens: its heads are shown beside.
 
     Raises:
-        ValueError: If the look has no such view, kind, layer or head.
+        ValueError: If the look has no such view, kind, layer or head, or the tokens differ.
     """
-    return "".join(chunks(look, opening(look, choice)))
+    look = replace(look, attention=with_shares(look))
+    if against is None:
+        return "".join(chunks(look, opening(look, choice)))
+
+    check_same_tokens(look, against)
+    against = replace(against, attention=with_shares(against))
+    start = opening(look, choice)
+    if "kind" in start:
+        second = against.of(start["kind"])
+        site = first_head(second, second.layers, range(second.heads))
+        start |= {"view": choice.view or "head", "compare": list(site)}
+
+    return "".join(chunks(look, start, against))
 
 
 # What is shown first
 
 
-def opening(look: LookData, choice: ViewChoice) -> dict[str, Any]:
-    """The state in which the page opens."""
+def opening(look: LookData, choice: ViewChoice, fetches: bool = False) -> dict[str, Any]:
+    """The state in which the page opens; if it `fetches` layers, any head can be the first."""
     view = choice.view
     if view is not None and not has_view(look, view):
         raise ValueError(f"view: there is no {view} in this look at {look.model}")
@@ -63,20 +90,25 @@ def opening(look: LookData, choice: ViewChoice) -> dict[str, Any]:
         one = attention.depth * attention.heads == 1 or (choice.layer, choice.head) != (None, None)
         view = "head" if one else "heads"
 
-    first = min(attention.layers, default=0)
+    layers: Collection[int] = attention.layers
     if choice.layer is not None:
-        first = numbered("layer", choice.layer, attention.depth)
+        layers = [numbered("layer", choice.layer, attention.depth)]
+    elif fetches or not layers:
+        layers = range(attention.depth)
 
-    heads: tuple[int, ...] = (0,)
+    heads: tuple[int, ...] = ()
     if choice.head is not None:
         heads = head_numbers(choice.head, attention.heads)
+
+    first, head = first_head(attention, layers, heads[:1] or range(attention.heads))
 
     start: dict[str, Any] = {
         "view": view,
         "kind": attention.kind,
         "layer": first,
-        "head": heads[0],
+        "head": head,
         "words": choice.words,
+        "without": choice.without_first,
         "kept": [[first, number] for number in heads[1:]],
     }
     if view == "numbers":
@@ -117,14 +149,18 @@ def has_view(look: LookData, view: View) -> bool:
 # The file
 
 
-def chunks(look: LookData, start: dict[str, Any]) -> Iterator[str]:
+def chunks(look: LookData, start: dict[str, Any], against: LookData | None = None) -> Iterator[str]:
     """The page in order: what is drawn first comes first, and is drawn while the rest is loaded."""
     script = bundle("standalone.js")
     yield page_head(look.model, script, "".join(map(module, STYLES)))
 
     # Tokens, shapes and small heat maps, then the script
-    code: Code = "linear16" if cells(look) <= EXACT else "root8"
-    yield block("data", as_json(described(look, code) | {"start": start}), "application/json")
+    code = code_of(look)
+    data = described(look, code) | {"start": start}
+    if against is not None:
+        data["against"] = described(against, code_of(against))
+
+    yield block("data", as_json(data), "application/json")
     for name, content in overviews(look):
         yield block(name, content)
 
@@ -136,16 +172,32 @@ def chunks(look: LookData, start: dict[str, Any]) -> Iterator[str]:
 
     for part, guesses in (("next", look.next), ("lens", look.lens)):
         if guesses is not None:
-            yield block(part, as_json(compact(guesses)), "application/json")
+            listed = as_json(compact(guesses, look.leading_spaces))
+            yield block(part, listed, "application/json")
+
+    if look.parts is not None:
+        yield block("parts", as_json(described_parts(look)), "application/json")
 
     for name, walk in walk_blocks(look):
         yield block(name, as_json(walk), "application/json")
 
     if look.model_walk is not None:
-        walk_data = model_walk_data(look.model_walk)
+        walk_data = model_walk_data(look.model_walk, look.leading_spaces)
         yield block("model_walk", as_json(walk_data), "application/json")
 
+    if against is not None:
+        for name, content in blocks(against, code_of(against), str(start.get("kind")), 0):
+            yield block(f"against.{name}", content)
+
     yield "</body>\n</html>\n"
+
+
+def code_of(look: LookData) -> Code:
+    """16 bits for each weight, or 8 if there are many."""
+    if cells(look) <= EXACT:
+        return "linear16"
+
+    return "root8"
 
 
 def page_head(model: str, script: str, style: str) -> str:
@@ -190,6 +242,11 @@ def heads(look: LookData, code: Code, kind: str, layer: int) -> Iterator[tuple[s
     with ThreadPoolExecutor(THREADS) as pool:
         yield from pool.map(pack, sites)
 
+    for attention in look.attention:
+        if attention.shares is not None:
+            mean = packed(attention.shares.mean, code, largest_weight(attention))
+            yield f"{attention.kind}.mean", mean
+
     if look.attribution is not None:
         yield "attribution", packed(look.attribution, code, 1.0)
 
@@ -204,6 +261,7 @@ def described(look: LookData, code: Code) -> dict[str, Any]:
     data: dict[str, Any] = {
         "model": look.model,
         "heading": heading(look),
+        "between": " · " if reading.source is None else " → ",
         "text": index_of(reading.text, sides),
         "follows": not look.bidirectional,  # predictions are of the next token
         "attention": [described_attention(attention, code, sides) for attention in look.attention],
@@ -211,6 +269,7 @@ def described(look: LookData, code: Code) -> dict[str, Any]:
         "lens": look.lens is not None,
         "norms": described_norms(look),
         "attribution": None,
+        "parts": look.parts is not None,
         "walk": described_walks(look),
         "lacking": missing_views(look),
     }
@@ -228,7 +287,7 @@ def described(look: LookData, code: Code) -> dict[str, Any]:
             "most": 1.0,
         }
 
-    data["sides"] = list(map(described_side, sides))
+    data["sides"] = [described_side(side, look.leading_spaces) for side in sides]
 
     return data
 
@@ -241,9 +300,14 @@ def index_of(side: Side, sides: list[Side]) -> int:
     return sides.index(side)
 
 
-def described_side(side: Side) -> dict[str, Any]:
+def described_side(side: Side, spaces: Mapping[int, int]) -> dict[str, Any]:
+    """The tokens of a side with their leading spaces, and its words."""
+    tokens = []
+    for id, token in zip(side.ids, side.tokens, strict=True):
+        tokens.append(" " * spaces.get(id, 0) + token)
+
     words = [[word.text, word.positions] for word in side.words]
-    return {"ids": side.ids, "tokens": side.tokens, "words": words}
+    return {"ids": side.ids, "tokens": tokens, "words": words}
 
 
 def described_attention(
@@ -264,6 +328,7 @@ def described_attention(
         "entropy": numbers(attention.entropy),
         "distance": numbers(attention.distance),
         "names": list(attention.names) or None,
+        **described_heads(attention),
     }
 
 
@@ -311,12 +376,16 @@ def overview_shape(attention: CapturedAttention) -> list[int]:
     return list(attention.overview.shape[2:])
 
 
-def compact(guesses: Any) -> Any:
-    """Guesses in nested lists as [text, id, probability]: there may be a hundred thousand."""
-    if isinstance(guesses, Guess):
-        return [guesses.text, guesses.id, float(f"{guesses.probability:.4g}")]
+def compact(guesses: Any, spaces: Mapping[int, int] = NO_SPACES) -> Any:
+    """Guesses in nested lists as [text, id, probability]: there may be a hundred thousand.
 
-    return list(map(compact, guesses))
+    Each text has its leading spaces back, of which `spaces` has the number by id.
+    """
+    if isinstance(guesses, Guess):
+        text = " " * spaces.get(guesses.id, 0) + guesses.text
+        return [text, guesses.id, float(f"{guesses.probability:.4g}")]
+
+    return [compact(part, spaces) for part in guesses]
 
 
 def content_policy(script: str, style: str) -> str:

@@ -17,6 +17,7 @@ from qkv.insight.walk.telling_heads import WALK_MAX_TOKENS
 
 HEADING = 60
 """Words of a text in the heading, at most."""
+HEADING_CHARACTERS = 400
 
 SPECIAL = re.compile(r"[\[<].+[\]>]", re.DOTALL)
 """A special token such as [SEP], and no bracket of the text."""
@@ -27,7 +28,14 @@ NO_TOKENS = "An encoder without a token head predicts no tokens"
 
 
 def heading(look: LookData) -> list[str]:
-    """The text; for a translation the source and the target without their end tokens."""
+    """The texts as given.
+
+    Where only tokens are known, the text is joined from its words; that of a translation is the
+    source and the target without their end tokens.
+    """
+    if look.texts:
+        return [text[:HEADING_CHARACTERS] for text in look.texts]
+
     source = look.reading.source
     target = look.reading.chosen
     if source is None or target is None:

@@ -71,7 +71,10 @@ def show_head(look: LookData, console: Console, choice: ViewChoice) -> None:
     """The weights of one head, or the mean of several, as a heat map."""
     view = attention_view(look, choice)
     heading(console, view.name, "Rows: queries, columns: keys; a row sums to 1.")
-    console.print(HeatMap(view.mean, view.rows, view.columns))
+    if view.told:
+        console.print(Text(f"{view.told}.", style="dim"))
+
+    console.print(HeatMap(view.mean, view.rows, view.columns, forbidden=view.blank))
 
 
 def show_heads(look: LookData, console: Console, choice: ViewChoice) -> None:
@@ -116,6 +119,9 @@ def show_lines(look: LookData, console: Console, choice: ViewChoice) -> None:
     """Each query with the keys of its largest weights."""
     view = attention_view(look, choice)
     heading(console, view.name, "Each query and the keys it attends to most.")
+    if view.told:
+        console.print(Text(f"{view.told}.", style="dim"))
+
     width = min(16, max(map(len, view.rows)) + 1)
     arrow = "─▶" if has_blocks(console) else "->"
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from rich.cells import cell_len, set_cell_size
 from rich.console import Console, ConsoleOptions
 from rich.measure import Measurement
@@ -122,6 +122,8 @@ class HeatMap:
     """From 0 to 1; by default the root of the weight."""
     format_value: Callable[[float], str] = "{:.2f}".format
     """Formats a number."""
+    forbidden: Bool[Tensor, "T S"] | None = None
+    """True for cells that a mask forbids; they are hatched."""
 
     @property
     def digits(self) -> int:
@@ -220,6 +222,10 @@ class HeatMap:
             firsts.append(fitted(f"{position} {self.rows[position]}", margin, console))
 
         small = HeatMap(weights, firsts, [""] * columns, shades=shades)
+        if self.forbidden is not None:
+            allowed = max_pooled((~self.forbidden).float(), several)
+            small = replace(small, forbidden=allowed == 0)
+
         above = " " * (margin + 1) + ruler(columns, NARROW, several)
         yield Text(above, style="dim", no_wrap=True, overflow="crop")
         yield from small.lines(console, firsts, NARROW)
@@ -231,9 +237,19 @@ class HeatMap:
         """A line for each row with cells of this width, which have numbers where there is room."""
         shades = self.all_shades.tolist()
         has_numbers = width > self.digits
-        for name, weights, row in zip(names, self.weights.tolist(), shades, strict=True):
+        hatch = "╱" if has_blocks(console) else "/"
+        hatched = torch.zeros(self.weights.shape, dtype=torch.bool)
+        if self.forbidden is not None:
+            hatched = self.forbidden
+
+        values = zip(names, self.weights.tolist(), shades, hatched.tolist(), strict=True)
+        for name, weights, row, masked in values:
             line = Text(f"{name} ", no_wrap=True, overflow="crop")
-            for weight, shade in zip(weights, row, strict=True):
+            for weight, shade, is_masked in zip(weights, row, masked, strict=True):
+                if is_masked:
+                    line.append(hatch.center(width), style="dim")
+                    continue
+
                 text = " " * width
                 if has_numbers:
                     text = self.format_value(weight).rjust(self.digits).center(width)

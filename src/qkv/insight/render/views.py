@@ -7,13 +7,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from rich.cells import cell_len
-from torch import Tensor
+from torch import Tensor, ones, zeros
+from torch import bool as bool_
 
+from qkv.insight.heads.head_names import shares_of, without_keys
 from qkv.insight.inspect.capture import CapturedAttention
 from qkv.insight.inspect.look_data import LookData
 from qkv.insight.inspect.model_input import Side
+from qkv.insight.inspect.weight_shares import sinks
 from qkv.insight.inspect.whole_words import join_words
 from qkv.text.printable import shortened
 
@@ -62,6 +65,8 @@ class ViewChoice:
     """Whether tokens are joined to whole words."""
     token: int | None = None
     """The query of a walk; by default the last."""
+    without_first: bool = False
+    """Whether the first token and special tokens are left out, and the rest rescaled."""
 
 
 def view_data(look: LookData, view: str) -> Any:
@@ -78,6 +83,8 @@ def with_overview(look: LookData, choice: ViewChoice) -> CapturedAttention:
     attention = look.of(choice.kind)
     if not len(attention.overview):
         raise ValueError(f"{choice.view}: this look has no overview of its heads")
+    if choice.without_first and choice.view == "heads":
+        return attention._replace(overview=overview_without(attention))
 
     return attention
 
@@ -94,6 +101,31 @@ class AttentionView(NamedTuple):
     """Labels of the queries (T)."""
     columns: tuple[str, ...]
     """Labels of the keys (S)."""
+    left: tuple[int, ...] = ()
+    """The columns that are left out."""
+    told: str = ""
+    """What is left out, with its share of the weight."""
+
+    @property
+    def blank(self) -> Bool[Tensor, "T S"] | None:
+        """True for cells without a number: forbidden ones, and columns that are left out."""
+        if not self.left:
+            return self.forbidden
+
+        blank = zeros(len(self.rows), len(self.columns), dtype=bool_)
+        blank[:, list(self.left)] = True
+        if self.forbidden is not None:
+            blank |= self.forbidden
+
+        return blank
+
+    @property
+    def forbidden(self) -> Bool[Tensor, "T S"] | None:
+        """True where the causal mask forbids to look; None without a mask."""
+        if not self.attention.causal:
+            return None
+
+        return ones(len(self.rows), len(self.columns)).triu(1).bool()
 
     @property
     def name(self) -> str:
@@ -118,8 +150,67 @@ def attention_view(look: LookData, choice: ViewChoice) -> AttentionView:
     heads = head_numbers(choice.head, attention.heads)
     weights = attention.layers[layer][list(heads)]  # (H, T, S)
     matrix = labelled(weights, attention.rows, attention.columns, choice.words)
+    view = AttentionView(f"{NAMES[attention.kind]}, layer {layer}", attention, heads, *matrix)
+    if not choice.without_first:
+        return view
 
-    return AttentionView(f"{NAMES[attention.kind]}, layer {layer}", attention, heads, *matrix)
+    left = left_columns(attention, choice.words)
+    told = told_left_out(attention, weights)
+    return view._replace(weights=without_keys(view.weights, left), left=tuple(left), told=told)
+
+
+# Leaving out the first token and special tokens
+
+
+def left_columns(attention: CapturedAttention, words: bool) -> list[int]:
+    """The columns that can be left out: tokens, or the words that these belong to."""
+    positions = sinks(attention.kind, attention.columns)
+    if not words:
+        return positions
+
+    columns = []
+    for index, word in enumerate(attention.columns.words):
+        if set(word.positions) & set(positions):
+            columns.append(index)
+
+    return columns
+
+
+def told_left_out(attention: CapturedAttention, weights: Float[Tensor, "*n T S"]) -> str:
+    """What is left out, and the share of these weights that it takes; empty if it is nothing."""
+    positions = sinks(attention.kind, attention.columns)
+    tokens = dict.fromkeys(label(attention.columns.tokens[position]) for position in positions)
+    if not tokens:
+        return ""
+
+    # The first token can look at nothing but itself.
+    first = 1 if attention.kind != "cross" and weights.shape[-2] > 1 else 0
+    share = float(weights[..., first:, positions].sum(-1).mean())
+    names = " and ".join(f"“{token}”" for token in tokens)
+    if len(tokens) > 3:
+        names = "the first token and special tokens"
+
+    return f"Left out: {names}, {share:.0%} of the weight"
+
+
+def overview_without(attention: CapturedAttention) -> Float[Tensor, "L H t s"]:
+    """The overview of all heads without the first token and special tokens.
+
+    For a long text, whose cells are maxima of several weights, each head is rescaled as a whole.
+    """
+    positions = sinks(attention.kind, attention.columns)
+    S = len(attention.columns.ids)
+    s = attention.overview.shape[-1]
+    if s == S:
+        return without_keys(attention.overview, positions)
+
+    rest = attention.overview.clone()
+    rest[..., [position * s // S for position in positions]] = 0
+    shares = shares_of(attention)
+    if shares is None:
+        return rest
+
+    return rest / (1 - shares.left_out[..., None, None]).clamp(min=0.001)
 
 
 def head_numbers(head: Heads, count: int) -> tuple[int, ...]:

@@ -16,6 +16,7 @@ from qkv.serving.routes import (
     attention,
     chat_completions,
     completions,
+    effects,
     encoders,
     health,
     playground,
@@ -38,6 +39,7 @@ ROUTERS = (
     translate.router,
     attention.router,
     walk.router,
+    effects.router,
     health.router,
     playground.router,
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from typing import Any
 
 import torch
@@ -10,10 +11,12 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from qkv.insight.inspect.attention_edits import Edit, apply_edits
-from qkv.insight.inspect.look_data import LENS_MAX_TOKENS
+from qkv.insight.inspect.logit_lens import next_tokens
+from qkv.insight.inspect.look_data import ATTRIBUTION_MAX_TOKENS, LENS_MAX_TOKENS
 from qkv.insight.inspect.model_input import Reading, make_side, read
 from qkv.insight.look import Look, longest_side, look
 from qkv.insight.render.page import EXACT, blocks, cells, compact, described, opening
+from qkv.insight.render.page_parts import described_parts
 from qkv.insight.render.page_text import missing_views
 from qkv.insight.render.views import ViewChoice
 from qkv.insight.render.walk.model_walk_data import model_walk_data
@@ -35,6 +38,7 @@ MAX_TOKENS = 1024
 MAX_TOKENS_ALL_LAYERS = 512
 """Tokens of a text whose layers are all computed in one job: other requests wait for it."""
 MAX_CHARACTERS = 32 * MAX_TOKENS
+DEFAULT_TOP = AttentionRequest.model_fields["top"].default
 MAX_WEIGHTS = 8_000_000
 """Attention weights in one response: about 10 MB."""
 
@@ -68,7 +72,7 @@ async def attention(body: AttentionRequest, request: Request) -> Response:
                 Reading(make_side(tokenizer, ids)) if ids else read_body(model, tokenizer, body)
             )
             check_size(model, reading, body)
-            return look(
+            result = look(
                 model,
                 reading=reading,
                 tokenizer=tokenizer,
@@ -77,8 +81,14 @@ async def attention(body: AttentionRequest, request: Request) -> Response:
                 lens=body.lens,
                 norms=body.norms,
                 walks=False,
+                attribution=body.attribution,
                 model_walk=body.model_walk,
             )
+            if result.next is None or body.top == DEFAULT_TOP:
+                return result
+
+            guesses = next_tokens(model, tokenizer, reading, top=body.top)
+            return dataclasses.replace(result, next=guesses)
 
     result = await while_connected(
         request.receive, job_result(request, body.model, look_inside, deadline)
@@ -115,11 +125,17 @@ def check_size(model: Model, reading: Reading, body: AttentionRequest) -> None:
             f"not {size:,}; choose some of them"
         )
 
-    wanted_parts = {"lens": body.lens, "norms": body.norms, "model_walk": body.model_walk}
-    for field, wanted in wanted_parts.items():
-        if wanted and size > LENS_MAX_TOKENS:
+    limits = (
+        ("lens", body.lens, LENS_MAX_TOKENS),
+        ("norms", body.norms, LENS_MAX_TOKENS),
+        ("model_walk", body.model_walk, LENS_MAX_TOKENS),
+        ("attribution", body.attribution, ATTRIBUTION_MAX_TOKENS),
+        ("top", body.top > DEFAULT_TOP, LENS_MAX_TOKENS),
+    )
+    for field, wanted, most in limits:
+        if wanted and size > most:
             raise ValueError(
-                f"{field}: limited to texts of {LENS_MAX_TOKENS} tokens, not {size:,}; leave it out"
+                f"{field}: limited to texts of {most} tokens, not {size:,}; leave it out"
             )
 
     check_weights(model, size, body.layers)
@@ -158,7 +174,7 @@ def walks_to_fetch(result: Look) -> dict[str, Any]:
 def look_response(result: Look, body: AttentionRequest) -> Response:
     """Pack a look as the page of `qkv look` reads it."""
     code: Any = "linear16" if cells(result) <= EXACT else "root8"
-    start = opening(result, ViewChoice(kind=body.kind))
+    start = opening(result, ViewChoice(kind=body.kind), fetches=True)
     packed = dict(blocks(result, code, str(start.get("kind")), start.get("layer", 0)))
 
     walk = result.model_walk
@@ -166,8 +182,9 @@ def look_response(result: Look, body: AttentionRequest) -> Response:
         {
             "data": described(result, code) | {"start": start} | walks_to_fetch(result),
             "blocks": packed,
-            "next": None if result.next is None else compact(result.next),
-            "lens": None if result.lens is None else compact(result.lens),
-            "model_walk": walk and model_walk_data(walk),
+            "next": None if result.next is None else compact(result.next, result.leading_spaces),
+            "lens": None if result.lens is None else compact(result.lens, result.leading_spaces),
+            "parts": described_parts(result),
+            "model_walk": walk and model_walk_data(walk, result.leading_spaces),
         }
     )

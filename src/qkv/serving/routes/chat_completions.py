@@ -8,7 +8,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from qkv.serving.engine.admission import max_new_tokens
+from qkv.serving.engine.admission import check_ids, max_new_tokens
 from qkv.serving.engine.generation_request import GenerationRequest, TokenLogprob
 from qkv.serving.http import token_json
 from qkv.serving.http.output_stream import ChoiceStream
@@ -19,7 +19,7 @@ from qkv.serving.http.params import (
     shared_fields,
 )
 from qkv.serving.http.prompt_validation import check_can, prepare, ready_model
-from qkv.serving.http.schema.openai_schema import MAX_TOKENS, ChatRequest
+from qkv.serving.http.schema.openai_schema import MAX_TOKENS, ChatMessage, ChatRequest
 from qkv.serving.http.schema.openapi import STREAMED, documented
 from qkv.serving.http.schema.response_schema import ChatReply
 from qkv.text.chat_template import Message, encode_chat, end_of_turn_ids
@@ -35,16 +35,15 @@ async def chat(body: ChatRequest, request: Request) -> Response:
     """Generate the assistant's next message."""
     entry, model, tokenizer = ready_model(request, body.model)
     check_can(model, body.model, model.predicts == "next", "does not chat")
-    if tokenizer.chat_template is None:
-        raise ValueError(
-            f"model: {body.model} has no chat template, so it was not trained to chat; "
-            "use /v1/completions"
-        )
+    check_chats(tokenizer, body.model)
 
     # Apply the chat template
     deadline = request_deadline(request, body.timeout)
     fields = shared_fields(body, model, deadline)
-    ids, end_ids = await prepare(request, entry, deadline, None, encode_messages, tokenizer, body)
+    work = encode_messages
+    ids, end_ids = await prepare(request, entry, deadline, None, work, tokenizer, body.messages)
+    check_ids(body.answer_ids or [], model.config.vocabulary, "answer_ids")
+    ids += body.answer_ids or []
 
     # Build the request; null max_tokens is what logprobs and context allow
     logprobs = None
@@ -67,10 +66,21 @@ async def chat(body: ChatRequest, request: Request) -> Response:
     return await ChatStream(body, tokenizer, [ids]).response(request, [generation])
 
 
-def encode_messages(tokenizer: Tokenizer, body: ChatRequest) -> tuple[list[int], list[int]]:
+def check_chats(tokenizer: Tokenizer, name: str) -> None:
+    """Raise ValueError if the model has no chat template."""
+    if tokenizer.chat_template is None:
+        raise ValueError(
+            f"model: {name} has no chat template, so it was not trained to chat; "
+            "use /v1/completions"
+        )
+
+
+def encode_messages(
+    tokenizer: Tokenizer, chat_messages: Sequence[ChatMessage]
+) -> tuple[list[int], list[int]]:
     """The ids of a chat, and those that end a message."""
     messages = []
-    for message in body.messages:
+    for message in chat_messages:
         role = ROLES.get(message.role, message.role)
         messages.append(Message(role=role, content=message.text))
 

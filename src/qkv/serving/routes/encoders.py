@@ -20,6 +20,7 @@ from torch import Tensor
 from qkv.generation.classify import classify
 from qkv.generation.fill import fill, masked_ids
 from qkv.generation.generate import without_dropout
+from qkv.insight.attribute.answer_attribution import answer_contributions
 from qkv.insight.inspect.model_input import frame_tokens
 from qkv.models.heads import pooled
 from qkv.models.model import Model, backbone_of
@@ -41,6 +42,8 @@ BATCH_SIZE = 16
 """Texts per job."""
 MAX_CHARACTERS = 200_000
 """Characters of a fill or classify request, which are tokenized between two steps."""
+MAX_EXPLAINED = 8
+"""Texts whose answers are explained: each needs a backward pass."""
 
 
 @router.post("/v1/embeddings", responses=documented(EmbeddingReply), tags=["OpenAI"])
@@ -186,6 +189,11 @@ async def classify_texts(body: ClassifyRequest, request: Request) -> Response:
     _, model, _ = ready_model(request, body.model)
     check_can(model, body.model, model.task is not None, "is not fine-tuned for a task")
     check_characters(("".join(text) for text in body.texts), "text")
+    if body.explain and len(body.texts) > MAX_EXPLAINED:
+        raise ValueError(
+            f"explain: expected {MAX_EXPLAINED} texts or fewer, not {len(body.texts)}; send fewer"
+        )
+
     deadline = request_deadline(request, body.timeout)
 
     async def classify_all() -> list[Any]:
@@ -196,8 +204,36 @@ async def classify_texts(body: ClassifyRequest, request: Request) -> Response:
 
         return results
 
-    results = await while_connected(request.receive, classify_all())
+    async def explain_all() -> list[Any]:
+        if not body.explain:
+            return []
 
-    return Json(
-        {"task": model.config.head.task, "answers": [result._asdict() for result in results]}
-    )
+        explanations = []
+        for text in body.texts:
+            work = partial(explanation_of, text=text)
+            explanations.append(await job_result(request, body.model, work, deadline))
+
+        return explanations
+
+    async def answer_all() -> tuple[list[Any], list[Any]]:
+        return await classify_all(), await explain_all()
+
+    results, explanations = await while_connected(request.receive, answer_all())
+    answers = [result._asdict() for result in results]
+    for answer, explanation in zip(answers, explanations, strict=False):
+        answer["explanation"] = explanation
+
+    return Json({"task": model.config.head.task, "answers": answers})
+
+
+def explanation_of(model: Any, tokenizer: Tokenizer, text: str | list[str]) -> dict[str, Any]:
+    """What each token of a text contributes to the answer."""
+    # The engine's thread is in inference mode; gradients need another.
+    with torch.inference_mode(False), torch.enable_grad():
+        result = answer_contributions(model, tokenizer, text)
+
+    return {
+        "tokens": token_json.prompt_tokens(tokenizer, result.ids),
+        "contributions": result.contributions.tolist(),
+        "shares": result.shares.tolist(),
+    }

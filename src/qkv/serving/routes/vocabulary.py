@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
@@ -19,9 +21,12 @@ from qkv.serving.http.prompt_validation import (
     ready_model,
 )
 from qkv.serving.http.schema.native_schema import NextRequest, TokenizeRequest
+from qkv.serving.http.schema.openai_schema import ChatMessage
 from qkv.serving.http.schema.openapi import documented
 from qkv.serving.http.schema.response_schema import NextReply, TokenizeReply
 from qkv.serving.http.sse import while_connected
+from qkv.serving.routes.chat_completions import check_chats, encode_messages
+from qkv.text.tokenizer import Tokenizer
 
 router = APIRouter(tags=["qkv"])
 
@@ -61,9 +66,13 @@ async def next_token(body: NextRequest, request: Request) -> Response:
 
 @router.post("/v1/tokenize", responses=documented(TokenizeReply))
 async def tokenize(body: TokenizeRequest, request: Request) -> Response:
-    """Tokenize a text, without special tokens around it; or decode ids."""
+    """Tokenize a text, without special tokens around it, or a chat by its template; decode ids."""
     entry, model, tokenizer = ready_model(request, body.model)
     deadline = request_deadline(request, None)
+    if body.messages is not None:
+        check_chats(tokenizer, body.model)
+        work = chat_reply
+        return await prepare(request, entry, deadline, None, work, tokenizer, body.messages)
     if body.ids is not None:
         check_ids(body.ids, model.config.vocabulary, "ids")
 
@@ -79,3 +88,14 @@ async def tokenize(body: TokenizeRequest, request: Request) -> Response:
         return Json({"tokens": tokens, "count": len(ids), "text": text})
 
     return await prepare(request, entry, deadline, len(body.text or body.ids or ()), reply)
+
+
+def chat_reply(tokenizer: Tokenizer, messages: Sequence[ChatMessage]) -> Response:
+    """The tokens that a model reads of a chat; those of the template are marked."""
+    ids, _ = encode_messages(tokenizer, messages)
+    added = {id for id, _ in tokenizer.added_tokens.values()} | set(tokenizer.special)
+    tokens = token_json.prompt_tokens(tokenizer, ids)
+    for token in tokens:
+        token["special"] = token["id"] in added
+
+    return Json({"tokens": tokens, "count": len(ids), "text": tokenizer.decode(ids)})

@@ -1,3 +1,4 @@
+// @ts-check
 // Cross-attention between a text and its translation: as lines, and as a heat map.
 
 import { Colours } from "qkv/colour.js";
@@ -89,7 +90,7 @@ export class Alignment {
         const d = `M0,${at(from)}C50,${at(from)} 50,${at(to)} 100,${at(to)}`;
         const path = svg("path", { d, "data-from": from, "data-to": to, "vector-effect": "non-scaling-stroke" });
         path.style.strokeWidth = `${1 + 5 * weight}px`;
-        path.style.opacity = 0.15 + 0.85 * weight;
+        path.style.opacity = String(0.15 + 0.85 * weight);
         return path;
       }),
     );

@@ -1,5 +1,7 @@
+// @ts-check
 // Alternatives to a token: a card beside it, from which generation continues with another one.
 
+import { fillBars } from "qkv/bar_list.js";
 import { element, percent } from "qkv/elements.js";
 import { quoted } from "qkv/token_text.js";
 import { named, probabilityOf, spaced } from "./tokens.js";
@@ -39,7 +41,10 @@ export class Alternatives {
     }
     if (this.request !== request) return;
     const listed = options.some(({ id }) => id === token.id) || token.fromPrompt ? options : [...options, token];
-    this.list.replaceChildren(...listed.map((option) => element("li", {}, this.option(option, token, onchoose))));
+    fillBars(
+      this.list,
+      listed.map((option) => this.option(option, token, onchoose)),
+    );
     const filtered = options.some((option) => option.probability === 0);
     this.note.textContent =
       "Choose one to continue from it." + (filtered ? " Pale ones are filtered out by top-k, top-p or min-p." : "");
@@ -47,31 +52,24 @@ export class Alternatives {
     (this.list.querySelector("[aria-current]") ?? this.list.querySelector("button"))?.focus();
   }
 
+  /** An alternative as a row of the list. */
   option(option, token, onchoose) {
-    const { id, probability } = option;
+    const value = probabilityOf(option);
+    const current = option.id === token.id;
+    const out = option.probability === 0;
     const text = named(option);
-    const unfiltered = probabilityOf(option);
-    const current = id === token.id;
-    const bar = element("span", { class: "bar", "aria-hidden": "true" });
-    bar.style.setProperty("--part", unfiltered);
-    const filtered = probability === 0 ? ", filtered out" : "";
-    return element(
-      "button",
-      {
-        type: "button",
-        class: probability === 0 ? "option out" : "option",
-        "data-id": id,
-        "aria-current": current ? "true" : null,
-        "aria-label": `${quoted(text)}, ${percent(unfiltered)}${current ? ", current" : ""}${filtered}`,
-        onclick: () => {
-          this.element.hidePopover();
-          onchoose(option);
-        },
+    return {
+      text,
+      value,
+      id: option.id,
+      actual: current,
+      out,
+      name: `${quoted(text)}, ${percent(value)}${current ? ", current" : ""}${out ? ", filtered out" : ""}`,
+      onpick: () => {
+        this.element.hidePopover();
+        onchoose(option);
       },
-      spaced(option),
-      element("span", { class: "number" }, percent(unfiltered)),
-      bar,
-    );
+    };
   }
 
   /** Moves the card below the token, inside the window. */

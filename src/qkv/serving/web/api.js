@@ -1,7 +1,11 @@
+// @ts-check
 // Requests to the server: JSON responses, streams of server-sent events (SSE), and errors as sentences.
 
 /** `status` is the HTTP status, 0 without a response; `after` the seconds after which to try again. */
 export class Problem extends Error {
+  /** @type {number} */
+  status;
+
   constructor(message, { status = 0, param = null, after = null } = {}) {
     super(message);
     Object.assign(this, { status, param, after });

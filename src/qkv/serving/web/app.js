@@ -1,3 +1,4 @@
+// @ts-check
 // The frame of the playground: tabs, model, theme, link, and all settings.
 
 import { element } from "qkv/elements.js";
@@ -5,13 +6,15 @@ import { Chat } from "./chat.js";
 import { Classify } from "./classify.js";
 import { Fill } from "./fill.js";
 import { InsideView } from "./inside_view.js";
+import { LookTab } from "./look_tab.js";
+import { ModelPicker } from "./model_picker.js";
 import { Models, TABS } from "./models.js";
 import { failed, noModel, notice, problem, unused } from "./notices.js";
 import { DEFAULTS, headsOff, read, write } from "./settings.js";
 import { Translate } from "./translate.js";
 import { Write } from "./write.js";
 
-const PANELS = { write: Write, chat: Chat, translate: Translate, fill: Fill, classify: Classify };
+const PANELS = { look: LookTab, write: Write, chat: Chat, translate: Translate, fill: Fill, classify: Classify };
 const REST = 300; // milliseconds before settings are written into the address
 const STORED = "qkv.settings";
 
@@ -39,10 +42,10 @@ export class App {
 
   /** Reads the settings of an address. A result that it asks for is requested once, when its model is ready. */
   load(address) {
-    const { run, on, ...settings } = read(address);
-    if (!(settings.tab in TABS)) settings.tab = "write";
-    this.settings = { ...settings, run: false, on: "" };
-    this.pending = run || on ? { tab: settings.tab, on } : null;
+    const { run, on, on_off, ...settings } = read(address);
+    if (!(settings.tab in TABS)) settings.tab = DEFAULTS.tab;
+    this.settings = { ...settings, run: false, on: "", on_off: "" };
+    this.pending = run || on ? { tab: settings.tab, on, off: on_off } : null;
   }
 
   /** Requests the result that a link asks for. */
@@ -51,7 +54,7 @@ export class App {
     if (!pending || !this.ready) return;
     this.pending = null;
     this.write();
-    if (pending.tab === this.settings.tab) this.panelOf(pending.tab).restore?.(pending.on);
+    if (pending.tab === this.settings.tab) this.panelOf(pending.tab).restore?.(pending.on, pending.off);
   }
 
   open() {
@@ -61,16 +64,21 @@ export class App {
     this.tabs = Object.entries(TABS).map(([tab, [title]]) =>
       element(
         "button",
-        { type: "button", role: "tab", id: `tab-${tab}`, "aria-controls": "panel", onclick: () => this.set({ tab }) },
+        {
+          type: "button",
+          role: "tab",
+          id: `tab-${tab}`,
+          "data-title": title, // its bold form has room from the start
+          "aria-controls": "panel",
+          onclick: () => this.set({ tab }),
+        },
         title,
       ),
     );
     const list = element("div", { class: "tabs", role: "tablist", "aria-label": "Tasks" }, ...this.tabs);
     list.addEventListener("keydown", (event) => this.moveTab(event));
-    this.picker = element("select", { id: "model", onchange: () => this.set({ model: this.picker.value, look: "" }) });
-    this.facts = element("p", { class: "note facts" });
-    const name = element("label", { for: "model" }, "Model");
-    this.picking = element("div", { class: "picking-model" }, name, this.picker, this.facts);
+    const chosen = (model) => ({ ...this.panels.get("look")?.forAnotherModel, model, look: "" });
+    this.picker = new ModelPicker((model) => this.set(chosen(model)));
     this.gate = element("div", { class: "gate" });
     this.panel = element("div", { id: "panel", role: "tabpanel", tabindex: -1 });
     this.inside = new InsideView(this);
@@ -80,10 +88,11 @@ export class App {
         "header",
         { class: "head" },
         element("h1", {}, element("span", { class: "mark" }, "qkv"), " playground"),
+        this.picker.element,
         element("span", { class: "tools" }, this.link, this.theming),
       ),
-      list,
-      element("main", {}, this.picking, this.gate, this.panel),
+      element("div", { role: "navigation", "aria-label": "Tasks" }, list),
+      element("main", {}, this.gate, this.panel),
       this.status,
     );
     addEventListener("hashchange", () => {
@@ -119,6 +128,11 @@ export class App {
       return layer < layers && head < heads;
     };
     return { ...this.settings, off: headsOff(this.settings).filter(has).join(" ") };
+  }
+
+  /** Whether the view inside the model is open: always in Look. */
+  get insideOpen() {
+    return this.settings.think || this.settings.tab === "look";
   }
 
   get theme() {
@@ -215,7 +229,7 @@ export class App {
     });
     this.panel.setAttribute("aria-labelledby", `tab-${tab}`);
     document.title = [TABS[tab][0], this.model?.id, "qkv"].filter(Boolean).join(" · ");
-    this.showModels();
+    this.picker.show(this.models.of(tab), this.model);
     const notices = this.notices();
     const texts = JSON.stringify(notices.map(({ textContent }) => textContent));
     if (this.shownNotices !== texts) this.gate.replaceChildren(...notices);
@@ -233,30 +247,10 @@ export class App {
     }
     this.inside.show(settings);
     if (hasModel) {
-      const open = settings.think && !this.inside.element.hidden;
+      const open = this.insideOpen && !this.inside.element.hidden;
       this.panelOf(tab).element.classList.toggle("inside-open", open);
     }
     this.runPending();
-  }
-
-  showModels() {
-    const able = this.models.of(this.settings.tab);
-    const { model } = this;
-    const key = JSON.stringify([able.map(({ id, qkv }) => [id, qkv.state]), model?.id]);
-    this.picking.hidden = able.length === 0;
-    if (this.picked === key) return;
-    this.picked = key;
-    this.picker.replaceChildren(
-      ...able.map(({ id, qkv: { state } }) =>
-        element("option", { value: id }, state === "ready" ? id : `${id} (${state})`),
-      ),
-    );
-    if (!model) return;
-    this.picker.value = model.id;
-    const { layers, heads, context, vocabulary } = model.qkv;
-    const counts = { layers, heads, "tokens of context": context, "tokens in the vocabulary": vocabulary };
-    const facts = Object.entries(counts).filter(([, count]) => count);
-    this.facts.textContent = facts.map(([name, count]) => `${count.toLocaleString("en")} ${name}`).join(" · ");
   }
 
   /** The notices above the panel: why nothing can be requested now, and models that no tab can use. */

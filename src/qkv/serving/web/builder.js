@@ -1,6 +1,8 @@
+// @ts-check
 // Zero-, one- and few-shot prompts: a task description, some examples, and the prompt.
 
 import { choice, element } from "qkv/elements.js";
+import { FewShot } from "./few_shot.js";
 import { parsed } from "./settings.js";
 
 const PRESETS = {
@@ -49,6 +51,9 @@ export function compose({ task, arrow, examples, prompt, shots }) {
 }
 
 export class Builder {
+  /** @type {any} */
+  arrow;
+
   constructor(app, use) {
     this.app = app;
     this.shots = choice("Number of examples", SHOTS, (shots) => this.set({ shots }));
@@ -60,6 +65,9 @@ export class Builder {
     };
     this.examples = element("div", { class: "examples" });
     this.preview = element("pre", { class: "preview", tabindex: 0, "aria-label": "Preview of the prompt" });
+    this.sideBySide = new FewShot(app, () =>
+      SHOTS.map(([shots, title]) => [shots, title, compose({ ...this.parts, shots })]),
+    );
     this.element = element(
       "details",
       { class: "builder" },
@@ -97,6 +105,7 @@ export class Builder {
           element("p", { class: "note" }, "This also makes a line break a stop sequence."),
         ),
       ),
+      this.sideBySide.element,
     );
   }
 
@@ -131,6 +140,7 @@ export class Builder {
       });
     });
     this.preview.textContent = compose(parts);
+    this.sideBySide.show();
   }
 
   rows(count) {

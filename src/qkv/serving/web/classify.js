@@ -1,9 +1,11 @@
+// @ts-check
 // Classify: the prediction of a fine-tuned model for a text, two texts, choices, or each word of a sentence.
 
+import { barList } from "qkv/bar_list.js";
 import { element, percent } from "qkv/elements.js";
-import { bars } from "qkv/one_head.js";
 import { tokenText } from "qkv/token_text.js";
 import { Latest, fetchJson } from "./api.js";
+import { Explanation } from "./explanation.js";
 import { notice, problem } from "./notices.js";
 import { parsed } from "./settings.js";
 
@@ -17,6 +19,7 @@ const TASKS = {
   choice: { texts: ["Context", "Choice 1", "Choice 2"], more: true, about: "Predicts which choice fits the context." },
 };
 const MOST = 8; // texts
+const EXPLAINED = 64; // words whose tags the server explains
 
 export class Classify {
   constructor(app) {
@@ -30,6 +33,7 @@ export class Classify {
     this.message = element("div");
     this.answer = element("div");
     this.result = element("section", { class: "sheet", "aria-label": "Answer", hidden: true }, this.answer);
+    this.explanation = new Explanation();
     this.element = element(
       "div",
       { class: "single" },
@@ -38,6 +42,7 @@ export class Classify {
       element("div", { class: "actions" }, this.start, this.add, this.drop),
       this.message,
       this.result,
+      this.explanation.element,
     );
   }
 
@@ -71,7 +76,9 @@ export class Classify {
       if (input.value !== (texts[index] ?? "")) input.value = texts[index] ?? "";
     });
     this.start.disabled = !this.app.ready || !this.inputTexts.some((text) => text.trim() !== "");
-    this.result.classList.toggle("stale", Boolean(this.of) && this.of !== this.key);
+    for (const { classList } of [this.result, this.explanation.element]) {
+      classList.toggle("stale", Boolean(this.of) && this.of !== this.key);
+    }
     if (this.result.hidden && !this.message.firstChild) {
       this.message.replaceChildren(notice("empty", "Enter a text; the prediction is shown here."));
     }
@@ -135,15 +142,19 @@ export class Classify {
     if (this.result.hidden) this.message.replaceChildren(notice("waiting", "Running the model …"));
     const text = [inputTexts.length === 1 ? inputTexts[0] : inputTexts];
     try {
-      const { task, answers } = await fetchJson("/v1/classify", { model: app.model.id, text }, this.latest.begin());
+      const explain = this.task !== "tag" || inputTexts[0].trim().split(/\s+/).length <= EXPLAINED;
+      const body = { model: app.model.id, text, explain };
+      const { task, answers } = await fetchJson("/v1/classify", body, this.latest.begin());
       this.of = key;
       this.message.replaceChildren();
       this.result.hidden = false;
       this.answer.replaceChildren(...this.answerNodes(task, answers[0], inputTexts));
+      this.explanation.show(answers[0].explanation, answers[0].tags);
       app.announce(this.answer.firstChild.textContent);
     } catch (error) {
       if (error.name === "AbortError") return;
       this.result.hidden = true;
+      this.explanation.show(null);
       this.message.replaceChildren(problem(error, () => this.classify()));
       app.failed(error);
     }
@@ -175,13 +186,13 @@ export class Classify {
           tokenText(texts[choice + 1], { class: "word" }),
           `, ${percent(probability)}`,
         ),
-        bars(scores.map((score, index) => [texts[index + 1], score, index === choice])),
+        barList(scores.map((value, index) => ({ text: texts[index + 1], value, actual: index === choice }))),
       ];
     }
     const rows = Object.entries(scores).sort((one, other) => other[1] - one[1]);
     return [
       element("h2", {}, "Predicted class: ", tokenText(label, { class: "word" }), `, ${percent(probability)}`),
-      bars(rows.map(([name, score]) => [name, score, name === label])),
+      barList(rows.map(([text, value]) => ({ text, value, actual: text === label }))),
     ];
   }
 }

@@ -1,7 +1,9 @@
+// @ts-check
 // Fill: the predicted tokens for each [mask] of a text.
 
+import { barList, left } from "qkv/bar_list.js";
 import { element, percent } from "qkv/elements.js";
-import { printable, quoted, tokenText } from "qkv/token_text.js";
+import { printable, quoted } from "qkv/token_text.js";
 import { Latest, fetchJson } from "./api.js";
 import { notice, problem } from "./notices.js";
 
@@ -135,24 +137,18 @@ export class Fill {
   }
 
   guesses(guesses, index, count) {
-    const items = guesses.map(({ text, probability }) => {
-      const bar = element("span", { class: "bar", "aria-hidden": "true" });
-      bar.style.setProperty("--part", probability);
-      const name = `Insert ${quoted(text)}, ${percent(probability)}`;
-      const insert = element(
-        "button",
-        { type: "button", class: "option", "aria-label": name, onclick: () => this.replaceMask(index, text) },
-        tokenText(text, { class: "word", title: text }),
-        element("span", { class: "number" }, percent(probability)),
-        bar,
-      );
-      return element("li", {}, insert);
-    });
+    const rows = guesses.map(({ text, probability }) => ({
+      text,
+      value: probability,
+      name: `Insert ${quoted(text)}, ${percent(probability)}`,
+      onpick: () => this.replaceMask(index, text),
+    }));
+    const others = left(guesses.map(({ probability }) => probability));
     return element(
       "div",
       {},
       element("h3", {}, count > 1 ? `Mask ${index + 1}` : "Mask"),
-      element("ol", { class: "bars options" }, ...items),
+      barList(rows, { kind: "options", others }),
     );
   }
 

@@ -1,3 +1,4 @@
+// @ts-check
 // A generated text: the tokens of its prompt, the generated ones, why it ended, and the text before it (for undo).
 
 const STORED = "qkv.draft";
@@ -19,6 +20,19 @@ export function parseIds(ids) {
 }
 
 export class GeneratedText {
+  /** @type {any[]} */
+  generated;
+  /** @type {any} */
+  prompt;
+  /** @type {string} */
+  model;
+  /** @type {number} */
+  context;
+  /** @type {number} */
+  oldCount;
+  /** @type {any[]} */
+  before;
+
   /** `context`: of the model, null without a limit; `off`: heads that were switched off; `recipe`: the request that
    * gives this text again, or null; `oldCount`: how many generated tokens there were before the latest request. */
   constructor({ prompt, model, promptTokens = [], generated = [], ...more }) {
@@ -132,7 +146,9 @@ export class GeneratedText {
   /** Stores the text and its undo steps in the browser tab, for a reload. */
   store() {
     const texts = [];
-    for (let text = this; text && texts.length < DEPTH; text = text.before) {
+    /** @type {any} */
+    let text = this;
+    for (; text && texts.length < DEPTH; text = text.before) {
       const { before, ...rest } = text;
       texts.push(rest);
     }

@@ -1,3 +1,4 @@
+// @ts-check
 // The view inside the model: attention of the text on the page, also while it is generated. One request at a time.
 
 import { element } from "qkv/elements.js";
@@ -12,6 +13,15 @@ const REST = 350; // milliseconds after a key press before the next request
 const pause = (time) => new Promise((resume) => setTimeout(resume, time));
 
 export class InsideView {
+  /** @type {() => void} */
+  redraw;
+  /** @type {() => void} */
+  reread;
+  /** @type {string} */
+  model;
+  /** @type {string} */
+  kinds;
+
   constructor(app) {
     this.app = app;
     this.toggle = element("button", {
@@ -21,14 +31,17 @@ export class InsideView {
       onclick: () => this.switchOpen(),
     });
     this.message = element("div");
+    this.title = element("h2", { id: "inside-title" }, this.toggle);
+    const says = "Attention weights of all heads, logit lens and norms of every layer.";
+    this.about = element("p", { class: "note" }, says);
     this.knockout = new Knockout(app);
     this.container = element("div", { class: "embedded" });
     this.inside = element("div", { id: "inside" }, this.knockout.element, this.message, this.container);
     this.element = element(
       "section",
       { class: "inside-view", "aria-labelledby": "inside-title" },
-      element("h2", { id: "inside-title" }, this.toggle),
-      element("p", { class: "note" }, "Attention weights of all heads, logit lens and norms of every layer."),
+      this.title,
+      this.about,
       this.inside,
     );
     this.toggle.textContent = "Look inside the model";
@@ -69,7 +82,7 @@ export class InsideView {
     };
     root.addEventListener("click", switchHead, { capture: true });
     return {
-      tag: "div",
+      tag: /** @type {"div"} */ ("div"),
       heading: false,
       grows: true,
       keys: root,
@@ -91,11 +104,16 @@ export class InsideView {
     const can = model?.qkv.can.includes("attention") && app.ready;
     this.element.hidden = !can;
     this.toggle.setAttribute("aria-expanded", String(settings.think));
-    this.inside.hidden = !settings.think;
-    if (!can || !settings.think) return;
+    const { insideOpen } = app;
+    this.inside.hidden = !insideOpen;
+    this.title.hidden = this.about.hidden = settings.tab === "look"; // there it is always open
+    if (!can || !insideOpen) return;
+    this.order(settings.tab === "look");
     this.knockout.show(this.page?.state);
     this.update(settings);
-    const subject = app.panelOf(settings.tab).subject ?? null;
+    const panel = app.panelOf(settings.tab);
+    if (panel.pending) return; // it will be known soon
+    const subject = panel.subject ?? null;
     const off = model.qkv.can.includes("complete") ? headsOff(app.requestSettings) : [];
     const body = subject && { model: model.id, ...subject, ...(off.length ? { heads_off: off } : {}) };
     const key = JSON.stringify(body);
@@ -103,7 +121,15 @@ export class InsideView {
     this.key = key;
     this.wanted = body;
     if (!body) this.empty();
-    else if (!this.requesting) this.begin(app.panelOf(settings.tab).running ? 0 : REST);
+    else if (!this.requesting) this.begin(panel.running || panel.hurried ? 0 : REST);
+  }
+
+  /** In Look the views come first, elsewhere the heads that are switched off. */
+  order(viewsFirst) {
+    const first = viewsFirst ? this.message : this.knockout.element;
+    if (this.inside.firstChild === first) return;
+    if (viewsFirst) this.inside.append(this.knockout.element);
+    else this.inside.prepend(this.knockout.element);
   }
 
   /** Redraws after a change of the theme or of the address. */
@@ -140,9 +166,12 @@ export class InsideView {
     if (!this.page) this.message.replaceChildren(notice("waiting", "Running the model …"));
     try {
       const response = await fetchAttention(body, ...this.shown());
-      if (!this.app.settings.think) this.key = null; // to be requested again when it is opened
-      if (!this.app.settings.think || this.key === "null") return;
-      await this.showSource(sourceOf(response, body), body.model);
+      if (!this.app.insideOpen) this.key = null; // to be requested again when it is opened
+      if (!this.app.insideOpen || this.key === "null") return;
+      const { can } = this.app.model.qkv;
+      await this.showSource(sourceOf(response, body, can.includes("classify")), body.model);
+      this.response = response;
+      this.tellPanel();
       this.message.replaceChildren();
       this.scrollTo();
     } catch (error) {
@@ -150,6 +179,11 @@ export class InsideView {
       this.message.replaceChildren(problem(error, () => this.retry(body)));
       this.app.failed(error);
     }
+  }
+
+  /** Tells the panel what is shown. */
+  tellPanel() {
+    if (this.page && this.response) this.app.panelOf(this.app.settings.tab).insideShown?.(this.response, this.page);
   }
 
   /** The layer and the view that are open, or those of the address before anything is shown. */
@@ -160,7 +194,8 @@ export class InsideView {
   }
 
   clear() {
-    this.page = null;
+    this.page = this.response = null;
+    this.app.panelOf(this.app.settings.tab).insideCleared?.();
     this.container.replaceChildren();
   }
 
@@ -171,6 +206,8 @@ export class InsideView {
 
   /** Shows new data: the page keeps its state for the same model, another model gets a new page. */
   async showSource(source, model) {
+    const { opens } = this.app.panelOf(this.app.settings.tab);
+    if (opens && !(opens in source.data.lacking)) source.data.start = { ...source.data.start, view: opens };
     const kinds = JSON.stringify([model, source.data.attention.map(({ kind, depth, heads }) => [kind, depth, heads])]);
     if (this.page && this.kinds === kinds) {
       this.page.status.setAttribute("aria-live", "off"); // otherwise it would be announced for every token

@@ -1,15 +1,20 @@
-// Switching heads off: the texts generated with and without them side by side, from the same seed.
+// @ts-check
+// Changing heads, and steering: what it does to the text on the page, and both texts side by side.
 
 import { element } from "qkv/elements.js";
 import { Latest, fetchJson } from "./api.js";
+import { Effect } from "./effect.js";
 import { notice, problem } from "./notices.js";
 import { generation, headNames, headsOff } from "./settings.js";
+import { SteeringFields, steeringOf, steers } from "./steering_fields.js";
 import { Tokens } from "./tokens.js";
 
 const HINT =
   "Switch a head off (x, or Shift+click on it) to generate the text again without it, from the same seed.";
 const SOON = "The next text is generated without the heads that are switched off.";
 const REST = 250; // milliseconds without a change before the request
+const LENGTH = 24; // tokens of the texts that are continued greedily
+const PARTLY = "Generate and the views below switch these heads off. Another strength is only measured here.";
 
 export class Knockout {
   constructor(app) {
@@ -23,6 +28,8 @@ export class Knockout {
       heading: element("h3", {}, title),
       tokens: new Tokens(title),
     }));
+    this.effect = new Effect(app, (texts) => this.showTexts(texts));
+    this.steering = new SteeringFields(app);
     this.message = element("div");
     this.summary = element("p", { class: "note" });
     this.texts = element(
@@ -34,12 +41,32 @@ export class Knockout {
       "div",
       { class: "knockout" },
       element("div", { class: "actions" }, this.switchButton, this.clear, this.chosen),
+      this.buildStrength(),
+      this.steering.element,
+      this.effect.element,
       this.message,
       this.texts,
       this.summary,
     );
     this.texts.hidden = true;
     this.switchButton.textContent = "Switch a head off";
+  }
+
+  buildStrength() {
+    const range = { type: "range", id: "head-strength", min: 0, max: 2, step: 0.05 };
+    this.strength = element("input", { ...range, "aria-describedby": "head-strength-hint" });
+    this.strength.addEventListener("input", () => this.app.set({ strength: Number(this.strength.value) }));
+    this.strengthNumber = element("output", { for: "head-strength" });
+    this.partly = element("p", { class: "note", hidden: true }, PARTLY);
+    this.strengthField = element(
+      "div",
+      { class: "head-strength" },
+      element("label", { for: "head-strength" }, "Strength of these heads"),
+      element("span", { class: "ranged" }, this.strength, this.strengthNumber),
+      element("span", { class: "hint", id: "head-strength-hint" }, "0 is off, 1 unchanged, 2 twice"),
+      this.partly,
+    );
+    return this.strengthField;
   }
 
   /** `state` is that of the attention page: its head is the one to switch. */
@@ -58,7 +85,44 @@ export class Knockout {
       this.listed = settings.off;
       this.chosen.replaceChildren(...off.map((head) => this.chip(head)));
     }
+    this.strengthField.hidden = off.length === 0;
+    this.strength.value = settings.strength;
+    this.strengthNumber.textContent = settings.strength.toFixed(2);
+    this.partly.hidden = settings.strength === 0;
+    this.steering.show(settings);
+    if (generates) this.measure(settings, off);
     this.compare(settings, off);
+  }
+
+  /** The change, as the fields of a request: null without one. */
+  changeOf(settings, off) {
+    const steering = steeringOf(settings, this.app.model.qkv.layers ?? 1);
+    const heads = off.length && settings.strength !== 1 ? { heads: off, strength: settings.strength } : {};
+    const change = { ...heads, ...(steers(steering) ? { steering } : {}) };
+    if (!Object.keys(change).length) return null;
+    // heads that are off have texts of their own, with the sampling parameters
+    this.greedy = Boolean(change.steering) || settings.strength !== 0;
+    return { ...change, length: this.greedy ? LENGTH : 0 };
+  }
+
+  measure(settings, off) {
+    const panel = this.app.panelOf(settings.tab);
+    if (panel.running) return;
+    const change = this.changeOf(settings, off);
+    if (change === null) this.greedy = false;
+    this.effect.show(panel.subject ?? null, change);
+  }
+
+  /** Shows the greedy continuations with and without the change. */
+  showTexts(texts) {
+    if (!this.greedy) return;
+    this.latest.stop();
+    clearTimeout(this.timer);
+    this.texts.hidden = texts === null;
+    this.summary.textContent = "";
+    if (texts === null) return;
+    this.sides[0].heading.textContent = "Continued without the change";
+    this.draw(texts.before, texts.after, "Continued with the change");
   }
 
   chip(head) {
@@ -79,6 +143,7 @@ export class Knockout {
 
   /** The server is back: repeats a failed request. */
   recover() {
+    this.effect.recover();
     if (this.message.querySelector(".lost")) this.key = null;
   }
 
@@ -86,10 +151,15 @@ export class Knockout {
   compare(settings, off) {
     const panel = this.app.panelOf(settings.tab);
     const prompt = settings.tab === "write" ? (panel.current?.promptTokens.map(({ id }) => id) ?? settings.prompt) : "";
-    const key = JSON.stringify([off, prompt, this.app.model.id, generation(settings)]);
+    const key = JSON.stringify([off, prompt, this.app.model.id, generation(settings), this.greedy]);
     if (panel.running || this.key === key) return;
     this.key = key;
     clearTimeout(this.timer);
+    if (this.greedy) {
+      this.latest.stop();
+      this.message.replaceChildren();
+      return;
+    }
     if (!off.length || !prompt.length) {
       this.latest.stop();
       this.texts.hidden = true;
@@ -110,7 +180,8 @@ export class Knockout {
       const answers = await Promise.all(
         [whole, { ...whole, heads_off: off }].map((request) => fetchJson("/v1/completions", request, signal)),
       );
-      this.draw(...answers.map(({ choices: [{ tokens }] }) => tokens), off);
+      this.sides[0].heading.textContent = "With all heads";
+      this.draw(...answers.map(({ choices: [{ tokens }] }) => tokens), `Without ${headNames(off)}`);
     } catch (error) {
       if (error.name === "AbortError") return;
       this.message.replaceChildren(problem(error, () => this.request(body, off)));
@@ -118,12 +189,12 @@ export class Knockout {
     }
   }
 
-  draw(all, without, off) {
+  draw(all, without, title) {
     const [first, second] = marked(all, without);
     this.message.replaceChildren();
     this.texts.hidden = false;
     this.texts.removeAttribute("aria-busy");
-    this.sides[1].heading.textContent = `Without ${headNames(off)}`;
+    this.sides[1].heading.textContent = title;
     this.sides[0].tokens.show(first);
     this.sides[1].tokens.show(second);
     const differ = second.filter(({ differs }) => differs).length;

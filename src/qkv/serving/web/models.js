@@ -1,9 +1,11 @@
+// @ts-check
 // The models of the server: what each can do, and whether it is loaded.
 
 import { Problem, fetchJson } from "./api.js";
 
 /** The title of each tab, and what a model must be able to do for it. */
 export const TABS = {
+  look: ["Look", "attention"],
   write: ["Complete", "complete"],
   chat: ["Chat", "chat"],
   translate: ["Translate", "translate"],
@@ -13,10 +15,16 @@ export const TABS = {
 const SOON = 1000; // milliseconds between two checks whether a model is loaded, or the server is back
 
 export class Models {
+  /** @type {() => void} */
+  back;
+  /** @type {() => void} */
+  changed;
+
   /** Calls `changed()` after a change, and `back()` before it when the server responds again. */
   constructor(changed, back) {
     Object.assign(this, { changed, back });
     this.list = [];
+    this.chosen = new Map(); // by tab
     this.known = false; // whether the server has responded
     this.problem = null;
     this.watching = false;
@@ -28,9 +36,10 @@ export class Models {
     return this.list.filter(({ qkv }) => qkv.can.includes(can) || (qkv.state === "loading" && !qkv.can.length));
   }
 
-  /** The models that no tab can use. */
+  /** The models that can only be looked at, or not even this. */
   get unused() {
-    const does = Object.values(TABS).map(([, can]) => can);
+    const { look, ...tasks } = TABS;
+    const does = Object.values(tasks).map(([, can]) => can);
     return this.list.filter(({ qkv: { state, can } }) => state === "ready" && !can.some((task) => does.includes(task)));
   }
 
@@ -38,10 +47,15 @@ export class Models {
     return this.list.filter(({ qkv }) => qkv.state === "failed");
   }
 
-  /** The named model if it fits the tab, else one that is ready, else any, or null. */
+  /** The named model if it fits the tab, else one that is ready (the same as before), else any, or null. */
   choose(tab, name) {
     const able = this.of(tab);
-    return able.find(({ id }) => id === name) ?? able.find(({ qkv }) => qkv.state === "ready") ?? able[0] ?? null;
+    const named = able.find(({ id }) => id === name);
+    if (named) return named;
+    const ready = able.filter(({ qkv }) => qkv.state === "ready");
+    const chosen = ready.find(({ id }) => id === this.chosen.get(tab)) ?? ready[0] ?? able[0] ?? null;
+    if (ready.includes(chosen)) this.chosen.set(tab, chosen.id); // it stays when another one becomes ready
+    return chosen;
   }
 
   async load() {

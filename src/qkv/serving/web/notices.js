@@ -1,3 +1,4 @@
+// @ts-check
 // Notices in place of a result: waiting, empty, error, or not available.
 
 import { element } from "qkv/elements.js";
@@ -67,6 +68,7 @@ function retry(error, again) {
 
 /** What a tab does, and the commands that serve and train a model for it. */
 const COMMANDS = {
+  look: ["has attention", "qkv serve smollm2", "qkv train gpt --data my.txt --out runs/mine"],
   write: ["generates text", "qkv serve smollm2", "qkv train gpt --data my.txt --out runs/mine"],
   chat: ["chats", "qkv serve smollm2", "qkv finetune smollm2 --task chat --data chats.jsonl --out runs/assistant"],
   translate: [
@@ -96,8 +98,7 @@ export function unused(models, tab) {
   return models.map(({ id, qkv: { can } }) => {
     const does = can.includes("embed") ? "only embeds texts." : "fits none of these tabs.";
     const why = tab === "fill" ? `${id} cannot fill masks: it ${does}` : `${id} ${does}`;
-    const look = can.includes("attention") ? [" Inspect it with ", code(`qkv look ${id} "a text"`)] : [];
-    return note(why, ...look);
+    return note(why, can.includes("attention") ? " See its attention in the Look tab." : "");
   });
 }
 

@@ -1,3 +1,4 @@
+// @ts-check
 // The entry of the playground.
 
 import { App } from "./app.js";

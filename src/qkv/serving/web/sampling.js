@@ -1,3 +1,4 @@
+// @ts-check
 // Sampling parameters: a slider, a number and a short hint for each.
 
 import { element } from "qkv/elements.js";
@@ -15,11 +16,15 @@ const MORE = [
   ["presence_penalty", "Presence", -2, 2, 0.1, "subtracted from the logits of earlier tokens"],
   ["frequency_penalty", "Frequency", -2, 2, 0.1, "the same, times the number of occurrences"],
 ];
+const BRIEF = ["temperature", "top_k", "top_p", "min_p"]; // those that shape the distribution
+const ROOMY = matchMedia("(min-width: 881px)"); // beside the text; on a narrow screen it would be above the attention
 const WHOLE = ["top_k", "max_tokens", "seed"];
 
 export class Sampling {
-  constructor(app) {
+  /** `brief`: only the parameters that shape the distribution, and the seed, without hints. */
+  constructor(app, { brief = false } = {}) {
     this.app = app;
+    this.brief = brief;
     this.fields = new Map();
     const row = (field) => this.row(...field);
     this.seed = element("input", { type: "number", id: "seed", min: 0, step: 1, inputmode: "numeric" });
@@ -30,7 +35,7 @@ export class Sampling {
       "details",
       {},
       element("summary", {}, "More"),
-      ...MORE.map(row),
+      ...(brief ? [] : MORE.map(row)),
       element(
         "div",
         { class: "field" },
@@ -39,11 +44,12 @@ export class Sampling {
         element("span", { class: "hint" }, "one per line; \\n is a line break"),
       ),
     );
+    const listed = brief ? [...MAIN, ...MORE].filter(([name]) => BRIEF.includes(String(name))) : MAIN;
     this.element = element(
       "details",
-      { class: "sampling", open: true },
+      { class: brief ? "sampling brief" : "sampling", open: !brief || ROOMY.matches },
       element("summary", {}, "Sampling parameters"),
-      ...MAIN.map(row),
+      ...listed.map(row),
       element(
         "div",
         { class: "field" },
@@ -51,7 +57,7 @@ export class Sampling {
         element("span", { class: "seed" }, this.seed, this.dice()),
         element("span", { class: "hint" }, "the same seed gives the same text"),
       ),
-      this.more,
+      ...(brief ? [] : [this.more]),
       element("button", { type: "button", class: "plain", onclick: () => this.reset() }, "Reset"),
     );
   }
@@ -103,7 +109,7 @@ export class Sampling {
 
   show(settings) {
     // the view inside the model needs the space
-    if (this.insideOpen !== settings.think) this.element.open = !settings.think;
+    if (this.insideOpen !== settings.think && !this.brief) this.element.open = !settings.think;
     this.insideOpen = settings.think;
     for (const [name, [slider, number]] of this.fields) {
       slider.value = settings[name];

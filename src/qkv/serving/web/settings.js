@@ -1,8 +1,23 @@
+// @ts-check
 // All settings as the end of the page's address: a link or a reload restores them.
 
+/** Texts to look at: a reference, a repetition, a word with two senses; and for a translator from English. */
+export const EXAMPLES = {
+  text: [
+    "The cat sat on the mat because it was tired",
+    "The blue lamp costs ten crowns. The blue lamp costs",
+    "He sat on the river bank, then took his money to the bank",
+  ],
+  source: ["cats chase mice", "the tired duck did not chase the lazy soldier", "the sad horse chased cats"],
+};
+
 export const DEFAULTS = {
-  tab: "write",
+  tab: "look",
   model: "",
+  look_text: EXAMPLES.text[0], // to look at
+  look_source: EXAMPLES.source[0], // the same for a translator
+  look_target: "", // "" for its own translation
+  added: "", // ids of tokens after the text to look at, as "1.2.3"
   prompt: "",
   temperature: 0.8,
   top_k: 0, // 0 keeps all tokens
@@ -15,6 +30,8 @@ export const DEFAULTS = {
   seed: 0,
   stop: "", // one per line
   off: "", // heads that are switched off, as layer.head: "3.5 2.0"
+  strength: 0, // of these heads in the measured effect: 0 is off, 1 unchanged
+  steer: "", // steering, as JSON: {from, to, layer, strength}
   build: "", // the prompt builder's parts, as JSON
   text: "", // to translate
   beams: 4,
@@ -29,6 +46,7 @@ export const DEFAULTS = {
   theme: "",
   run: false, // in a copied link: request the result when it is opened
   on: "", // in a copied link: ids of an edited text, "1.2_3.4*": prompt, generated, * chosen by hand
+  on_off: "", // in a copied link: the heads that were off when this text was generated, if others are now: "none*4;0.1*6"
 };
 
 /** Reads the settings of an address; unknown names are ignored. */

@@ -1,7 +1,8 @@
+// @ts-check
 // A text as tokens, coloured by their probability; arrow keys move between them, Enter opens one.
 
 import { element, percent } from "qkv/elements.js";
-import { printable, quoted, visible } from "qkv/token_text.js";
+import { printable, quoted, tokenText } from "qkv/token_text.js";
 
 // From the likeliest on; the class sets a colour, and an underline for readers who see no colours.
 const STEPS = [
@@ -21,13 +22,9 @@ export function named({ text, token, id }) {
   return text || token || `token ${id}`;
 }
 
-/** A single token with visible leading spaces, so that " Paris" differs from "Paris". */
+/** A single token with its leading spaces, so that " Paris" differs from "Paris". */
 export function spaced(token) {
-  const text = named(token);
-  const [, spaces, rest] = /^( *)([^]*)$/.exec(text);
-  const attributes = { class: "word", title: text };
-  if (!spaces || !rest) return element("bdi", attributes, visible(text));
-  return element("bdi", attributes, element("span", { class: "space" }, "␣".repeat(spaces.length)), visible(rest));
+  return tokenText(named(token), { class: "word", title: named(token) });
 }
 
 function step(probability) {

@@ -1,3 +1,4 @@
+// @ts-check
 // Translate: the best translations of a text by beam search, and the cross-attention of the best one.
 
 import { element } from "qkv/elements.js";

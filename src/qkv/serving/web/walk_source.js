@@ -1,3 +1,4 @@
+// @ts-check
 // The numbers of one head for the walk, fetched from /v1/walk: as they are, or under edits of the equation.
 
 import { fetchJson } from "./api.js";

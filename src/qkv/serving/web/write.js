@@ -1,15 +1,19 @@
+// @ts-check
 // Generate: a prompt, the generated tokens, and alternatives to each of them.
 
 import { element } from "qkv/elements.js";
+import { quoted } from "qkv/token_text.js";
 import { Alternatives } from "./alternatives.js";
 import { Latest, fetchJson, stream } from "./api.js";
 import { Builder } from "./builder.js";
 import { Distribution } from "./distribution.js";
 import { GeneratedText, parseIds } from "./generated_text.js";
+import { offOfEach, offThen } from "./heads_then.js";
 import { notice, problem } from "./notices.js";
+import { readTokens } from "./read_tokens.js";
 import { Sampling, newSeed } from "./sampling.js";
 import { generation, headNames, headsOff } from "./settings.js";
-import { Tokens, tokenLegend } from "./tokens.js";
+import { Tokens, named, tokenLegend } from "./tokens.js";
 
 const ALTERNATIVES = 10;
 const LINKED = 200; // ids that a link may carry
@@ -47,7 +51,7 @@ export class Write {
     this.other = element("p", { class: "note other-heads", hidden: true });
     this.alternatives = new Alternatives();
     this.sampling = new Sampling(app);
-    this.distribution = new Distribution(app);
+    this.distribution = new Distribution(app, { onpick: (token) => this.take(token) });
     this.result = element(
       "section",
       { class: "sheet result", "aria-labelledby": "result-title" },
@@ -171,27 +175,35 @@ export class Write {
     const text = this.running ? null : this.current;
     if (!text?.generated.length) return {};
     if (text.recipe === this.recipe) return { run: true };
-    return text.ids.length <= LINKED && !text.full ? { on: text.linkIds } : null;
+    if (text.ids.length > LINKED || text.full) return null;
+    // the probability of a token is that without the heads that were off then
+    return { on: text.linkIds, on_off: offThen(text.generated, this.app.requestSettings.off) };
   }
 
   /** Restores the text of a link: generates it again, or reads its ids if it was edited. */
-  async restore(on) {
+  async restore(on, heads = "") {
     if (on === "") {
       this.generate();
       return;
     }
     const { app, newText } = this;
-    const prompt = parseIds(on).flat().map((id) => parseInt(id, 10));
-    const off = headsOff(app.requestSettings);
-    const read = { prompt, max_tokens: 0, echo: true, logprobs: ALTERNATIVES, tokens: true };
+    const [before, after] = parseIds(on).map((ids) => ids.map((id) => parseInt(id, 10)));
+    const offs = offOfEach(heads, after.length, newText.off);
     try {
-      const body = { model: newText.model, ...read, ...(off.length ? { heads_off: off } : {}) };
-      const { choices } = await fetchJson("/v1/completions", body, this.latest.begin());
-      this.text = GeneratedText.fromLink(on, choices[0].tokens, newText);
+      const signal = this.latest.begin();
+      const read = (off) =>
+        readTokens(newText.model, [...before, ...after], { off: headsOff({ off }), logprobs: ALTERNATIVES, signal });
+      const all = [...new Set([...offs, newText.off])];
+      const readings = new Map(await Promise.all(all.map(async (off) => [off, await read(off)])));
+      const tokens = readings.get(newText.off).map((token, index) => {
+        const off = offs[index - before.length];
+        return off === undefined ? token : { ...readings.get(off)[index], off };
+      });
+      this.text = GeneratedText.fromLink(on, tokens, { ...newText, off: offs.at(-1) ?? newText.off });
       this.redraw();
     } catch (error) {
       if (error.name === "AbortError") return;
-      this.message.replaceChildren(problem(error, () => this.restore(on)));
+      this.message.replaceChildren(problem(error, () => this.restore(on, heads)));
       app.failed(error);
     }
   }
@@ -202,6 +214,31 @@ export class Write {
     this.draw();
     this.showNext();
     this.app.textChanged();
+  }
+
+  /** Adds one token, which was chosen among the likeliest, to the end of the text. */
+  async take({ id, text, token, logprob }) {
+    const { app } = this;
+    if (this.running || !app.ready) return;
+    try {
+      const now = this.current ?? (await this.readPrompt());
+      if (now.full) return;
+      const generated = [...now.generated, { id, text, token, logprob, chosen: true, off: app.requestSettings.off }];
+      this.text = now.with({ generated, reason: "chosen", off: app.requestSettings.off, before: this.text });
+      this.redraw();
+      app.announce(`Added ${quoted(named({ id, text, token }))}.`);
+    } catch (error) {
+      if (error.name === "AbortError") return;
+      this.message.replaceChildren(problem(error));
+      app.failed(error);
+    }
+  }
+
+  /** The prompt alone as a text. */
+  async readPrompt() {
+    const { newText } = this;
+    const tokens = await readTokens(newText.model, newText.prompt, { signal: this.latest.begin() });
+    return new GeneratedText({ ...newText, promptTokens: tokens.map(({ id, text, token }) => ({ id, text, token })) });
   }
 
   regenerate() {
@@ -263,6 +300,7 @@ export class Write {
   append(text, event) {
     const [choice] = event.choices ?? [];
     const first = text.append(event.prompt_tokens, choice);
+    for (const token of text.newTokens) token.off ??= text.off;
     if (this.text !== text) return;
     if (text.reason === "stop") this.tokens.show(text.all);
     else this.tokens.add(text.all.slice(first));
@@ -299,8 +337,8 @@ export class Write {
     const token = text.all[position];
     const known = token.alternatives?.length ? Promise.resolve(token.alternatives) : this.fetchAlternatives(position);
     this.alternatives.open(node, token, known, ({ id, text: chosenText, token: name, logprob }) => {
-      const { alternatives = [] } = token;
-      const next = text.upTo(position, { id, text: chosenText, token: name, logprob, chosen: true, alternatives });
+      const { alternatives = [], off } = token;
+      const next = text.upTo(position, { id, text: chosenText, token: name, logprob, chosen: true, alternatives, off });
       this.app.set({ prompt: next.prompt }); // it changes with a token of the prompt
       if (!next.full) this.run(next, next.ids);
       else {

@@ -21,9 +21,9 @@ from qkv.insight.inspect.activation_patching import patch
 from qkv.insight.inspect.alignment import alignment
 from qkv.insight.inspect.attention_edits import Edit
 from qkv.insight.inspect.capture import capture_attention
-from qkv.insight.inspect.edit_effects import edit_effects
 from qkv.insight.inspect.hook_checks import require_hook
 from qkv.insight.inspect.model_input import read
+from qkv.insight.intervene.edit_effects import edit_effects
 from qkv.insight.render.page_text import missing_views
 from qkv.nn.attention.multi_head import MultiHeadAttention
 from qkv.nn.hooks import HookPoints

@@ -17,6 +17,7 @@ import torch
 from numpy import ndarray
 
 from qkv import storage
+from qkv.insight.heads.head_names import telling_heads
 from qkv.insight.look import Look
 from qkv.insight.render import page as pages
 from qkv.insight.render.figures import figure_style
@@ -250,7 +251,9 @@ def test_the_script_has_every_module_after_those_it_imports() -> None:
     assert {f"{name}.js" for name in names} == {*modules(), "standalone.js"}
     assert len(names) == len(set(names))
     for index, name in enumerate(names):
-        imported = re.findall(r'from "qkv/(\w+)\.js"', module(f"{name}.js"))
+        imported = re.findall(
+            r'^import .* from "qkv/(\w+)\.js"', module(f"{name}.js"), re.MULTILINE
+        )
         assert set(imported) <= set(names[:index])
 
 
@@ -292,16 +295,20 @@ def test_the_opening_state() -> None:
         return dict(Blocks(page(look, ViewChoice(**how))).data()["start"])
 
     look = made_look(["a", "b"], source=["c", "d", "e"], heads=4)
+    layer, head = telling_heads(look.of())[0]
     assert start(look) == {
         "view": "heads",
         "kind": "cross",
-        "layer": 0,
-        "head": 0,
+        "layer": layer,
+        "head": head,
         "words": False,
+        "without": False,
         "kept": [],
     }
     assert start(look, kind="encoder", layer=-1)["layer"] == 2
-    assert start(look, head=(3, 1), view="lines")["kept"] == [[0, 1]]
+    several = start(look, head=(3, 1), view="lines")
+    assert (several["head"], several["kept"]) == (3, [[several["layer"], 1]])
+    assert start(look, layer=1, head=2)["layer"] == 1
     assert start(look, view="numbers")["glance"] == "entropy"
     assert start(made_look(kept=[2]))["layer"] == 2
     for how, message in (

@@ -45,10 +45,21 @@ def test_one_head_is_its_weights() -> None:
     title, _, header, *rows = printed(look, view="head", layer=1, head=2).splitlines()
     assert title == "Self-attention, layer 1, head 2"
     assert header.split() == list(TOKENS)
-    for row, token, weights in zip(
-        rows, TOKENS, look.attention[0].layers[1][2].tolist(), strict=True
-    ):
-        assert row.split() == [token, *(f"{weight:.2f}" for weight in weights)]
+    weights = look.attention[0].layers[1][2]
+    for number, (row, token) in enumerate(zip(rows, TOKENS, strict=True)):
+        seen = [f"{weight:.2f}" for weight in weights[number, : number + 1].tolist()]
+        assert row.split() == [token, *seen, *["╱"] * (len(TOKENS) - number - 1)]
+
+
+def test_the_first_token_can_be_left_out() -> None:
+    look = look_at(TOKENS)
+    weights = look.attention[0].layers[1][2].double()
+    _, _, told, _, *rows = printed(
+        look, view="head", layer=1, head=2, without_first=True
+    ).splitlines()
+    assert told == f"Left out: “{TOKENS[0]}”, {float(weights[1:, 0].mean()):.0%} of the weight."
+    last = (weights[-1, 1:] / weights[-1, 1:].sum()).tolist()
+    assert rows[-1].split() == [TOKENS[-1], "╱", *(f"{weight:.2f}" for weight in last)]
 
 
 def test_tokens_are_counted_as_an_edit_counts_them() -> None:

@@ -19,6 +19,9 @@ from qkv.generation.text import prompt_ids
 from qkv.generation.translate import source_ids, translate_texts
 from qkv.insight.inspect.alignment import alignment
 from qkv.insight.inspect.attention_edits import Edit, apply_edits
+from qkv.insight.inspect.attribution import attribution
+from qkv.insight.inspect.logit_lens import next_tokens
+from qkv.insight.inspect.model_input import read
 from qkv.insight.look import look
 from qkv.insight.render.page import page
 from support.serving_fixtures import Models
@@ -280,6 +283,32 @@ def test_one_layer_of_attention_with_an_ablated_head(http: httpx.Client, models:
     shape = reply["data"]["attention"][0]["shape"]
     assert np.allclose(unpacked(reply["blocks"]["self.1.0"], shape), expected.numpy(), atol=1e-4)
     assert reply["lens"] is None
+
+
+def test_attribution_and_more_predictions(http: httpx.Client, models: Models) -> None:
+    for name, text in (("gpt", {"text": SENTENCE}), ("translator", {"source": "the cat sat"})):
+        model, tokenizer = models[name]
+        reply = reply_of(
+            http, "attention", model=name, **text, layers=[0], attribution=True, top=20
+        )
+        reading = read(model, tokenizer, *text.values())
+        described = reply["data"]["attribution"]
+        shares = unpacked(reply["blocks"]["attribution"], described["shape"])
+        assert np.allclose(shares, attribution(model, reading).numpy(), atol=1e-4)
+        if name == "translator":  # as the page assumes before it has asked
+            cross = next(item for item in reply["data"]["attention"] if item["kind"] == "cross")
+            for field in ("rows", "columns", "shape", "code"):
+                assert described[field] == cross[field]
+
+        guesses = next_tokens(model, tokenizer, reading, top=20)
+        for row, expected in zip(reply["next"], guesses, strict=True):
+            assert [id for _, id, _ in row] == [guess.id for guess in expected]
+
+    long = [5] * 49
+    message = refusal(http, "attention", model="long", text=long, layers=[0], attribution=True)
+    assert "attribution: limited to texts of 48 tokens, not 49" in message
+    message = refusal(http, "attention", model="long", text=[5] * 257, layers=[0], top=20)
+    assert "top: limited to texts of 256 tokens, not 257" in message
 
 
 def test_attention_of_the_other_families(http: httpx.Client) -> None:

@@ -9,11 +9,12 @@ from functools import partial
 
 import matplotlib
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap, Normalize, PowerNorm
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
+from matplotlib.patches import Polygon
 from rich.cells import cell_len
 from torch import Tensor
 
@@ -29,6 +30,7 @@ from qkv.insight.render.figures.figure_style import (
 
 # The colours do not begin with white, so that an empty cell is still visible.
 BLUES = ListedColormap(matplotlib.colormaps["Blues"](np.linspace(0.06, 1, 256)), name="qkv-blues")
+LEFT_OUT = "#d5d5d0"  # the colour of columns that are left out, and of hatching
 NUMBERED = 20  # rows or columns whose cells have room for their numbers
 FEW = 6  # up to this many rows and columns, zeros are written, too
 NAMED = 64  # most labels along a side; beyond, only every second, every third ...
@@ -59,13 +61,21 @@ def heat_map(
     *,
     row_name: str = "",
     column_name: str = "",
+    forbidden: Bool[Tensor, "T S"] | None = None,
+    left: Sequence[int] = (),
 ) -> Figure:
-    """A row for each query, a column for each key; the darker a cell, the larger its weight."""
+    """A row for each query, a column for each key; the darker a cell, the larger its weight.
+
+    Forbidden cells are hatched, columns that are left out are grey.
+    """
     wide, high = matrix_size(rows, columns)
     has_scale = max(weights.shape) > NUMBERED
     figure = canvas(max(6.4, wide + 0.35 + 1.0 * has_scale), high + 1.3)
     axes = figure.add_subplot()
-    image = matrix(axes, weights, rows, columns, below)
+    image = matrix(axes, weights, rows, columns, below, forbidden=forbidden)
+    for column in left:
+        axes.axvspan(column - 0.5, column + 0.5, color=LEFT_OUT, linewidth=0)
+
     axes.set_xlabel(column_name, fontsize=13)
     axes.set_ylabel(row_name, fontsize=13)
     if has_scale:
@@ -129,6 +139,7 @@ def matrix(
     *,
     shades: Float[Tensor, "T S"] | None = None,
     format_value: Callable[[float], str] | None = None,
+    forbidden: Bool[Tensor, "T S"] | None = None,
 ) -> AxesImage:
     """Draw the cells with their labels, and their numbers where there is room.
 
@@ -140,6 +151,7 @@ def matrix(
         title: A pale line above.
         shades: Shades from 0 to 1; by default the root of the weights, which shows small ones.
         format_value: Formats a number; by default with two decimals.
+        forbidden: True for cells that the causal mask forbids; they are hatched.
     """
     values = weights.double().numpy()
     shown = values
@@ -149,6 +161,9 @@ def matrix(
         norm = Normalize(0, 1)
 
     image = axes.imshow(shown, cmap=BLUES, norm=norm, aspect="equal")
+    if forbidden is not None:
+        hatch(axes, *values.shape)
+
     label_cells(axes, rows, columns)
     hide_frame(axes)
 
@@ -157,6 +172,10 @@ def matrix(
         font = min(font_of(count), side_of(count) * POINTS * 0.3)
         form = format_value or partial(cell_text, few=count <= FEW)
         texts = [list(map(form, row)) for row in values]
+        if forbidden is not None:
+            for row, column in forbidden.nonzero().tolist():
+                texts[row][column] = ""
+
         write_cells(axes, texts, norm(shown) > 0.6, font)
         separate_cells(axes, *values.shape)
 
@@ -164,6 +183,19 @@ def matrix(
         axes.set_title(title, fontsize=12, color=PALE, loc="left")
 
     return image
+
+
+def hatch(axes: Axes, rows: int, columns: int) -> None:
+    """Hatch the cells above the diagonal, which the causal mask forbids: they are no zeros."""
+    corners = [(columns - 0.5, -0.5)]
+    for row in range(min(rows, columns)):
+        corners += [(row + 0.5, row - 0.5), (row + 0.5, row + 0.5)]
+
+    corners.append((columns - 0.5, min(rows, columns) - 0.5))
+    triangle = Polygon(
+        corners, facecolor="white", edgecolor=LEFT_OUT, hatch="////", linewidth=0, zorder=1
+    )
+    axes.add_patch(triangle)
 
 
 def label_cells(axes: Axes, rows: Sequence[str], columns: Sequence[str]) -> None:

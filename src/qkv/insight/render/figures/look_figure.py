@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
@@ -66,18 +67,34 @@ def draw(look: LookData, choice: ViewChoice) -> Figure:
 def draw_head(look: LookData, choice: ViewChoice) -> Figure:
     """The weights of one head, or the mean of several, as a heat map."""
     view = attention_view(look, choice)
-    names = {"row_name": "queries", "column_name": "keys"}
+    names: Any = {"row_name": "queries", "column_name": "keys"}
     if view.attention.kind == "cross":
         names = {"row_name": "target (queries)", "column_name": "source (keys)"}
 
     below = label(look.model, 60)
-    return heat_map(view.mean, view.rows, view.columns, view.name, below, **names)
+    if view.told:
+        below = f"{below}\n{view.told}"
+
+    return heat_map(
+        view.mean,
+        view.rows,
+        view.columns,
+        view.name,
+        below,
+        **names,
+        forbidden=view.forbidden,
+        left=view.left,
+    )
 
 
 def draw_all_heads(look: LookData, choice: ViewChoice) -> Figure:
     """Small heat maps of all heads."""
     attention = with_overview(look, choice)
-    return all_heads(attention, f"{NAMES[attention.kind]}: all heads", label(look.model, 60))
+    below = label(look.model, 60)
+    if choice.without_first:
+        below += ", without the first token and special tokens"
+
+    return all_heads(attention, f"{NAMES[attention.kind]}: all heads", below)
 
 
 def draw_lines(look: LookData, choice: ViewChoice) -> Figure:
@@ -92,7 +109,7 @@ def draw_attribution(look: LookData, choice: ViewChoice) -> Figure:
     wide, high = matrix_size(attribution.rows, attribution.columns)
     figure = canvas(max(9.6, 2 * wide + 0.6), high + 1.2)
     left, right = figure.subplots(1, 2)
-    matrix(left, view.mean, view.rows, view.columns, view.name)
+    matrix(left, view.mean, view.rows, view.columns, view.name, forbidden=view.forbidden)
     matrix(right, *attribution, "gradient x input of the prediction in each row")
     write_title(figure, "Attention is not explanation: attention weights and input attribution")
 

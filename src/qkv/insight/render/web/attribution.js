@@ -1,11 +1,22 @@
+// @ts-check
 // Attention beside attribution: the weights of a head, and the gradient x input of the prediction.
 
+import { keyBars } from "qkv/bar_list.js";
 import { element, percent } from "qkv/elements.js";
 import { HeatMap } from "qkv/heat_map.js";
+import { LogitParts } from "qkv/logit_parts.js";
 import { TokenStrip } from "qkv/token_strip.js";
 import { quoted, tokenText } from "qkv/token_text.js";
+/** @import { Names } from "qkv/token_text.js" */
+
+const LISTED = 5;
 
 export class Attribution {
+  /** @type {Names} */
+  rows;
+  /** @type {Names} */
+  columns;
+
   constructor(page) {
     this.page = page;
     this.title = "Attribution";
@@ -15,10 +26,12 @@ export class Attribution {
     this.sides = ["Attention", "Attribution"].map((name) => ({
       name,
       heading: element("h2"),
+      list: element("div"),
       map: new HeatMap({ name: `${name}: rows and columns are tokens`, onpick: pick, onhover: hover }),
       strip: new TokenStrip(`${name}: the text shaded for the chosen token`, pickToken),
     }));
     this.about = element("p", { class: "note" });
+    this.parts = new LogitParts((layer, head) => page.set({ view: "head", layer, head }));
     this.element = element(
       "section",
       { class: "view" },
@@ -26,8 +39,11 @@ export class Attribution {
       element(
         "div",
         { class: "pair" },
-        ...this.sides.map(({ heading, strip, map }) => element("div", {}, heading, strip.element, map.element)),
+        ...this.sides.map(({ heading, strip, list, map }) =>
+          element("div", {}, heading, strip.element, list, map.element),
+        ),
       ),
+      this.parts.element,
     );
   }
 
@@ -47,16 +63,17 @@ export class Attribution {
       compared ? store.matrix(compared.kind, layer, state.head, state.words) : null,
       store.attribution(state.words),
     ]);
+    const parts = await LogitParts.of(store);
     if (this.request !== request) return;
     matrices[0] ??= compared && !state.words ? store.coarse(compared.kind, layer, state.head) : null;
     const row = state.token === null ? this.rows.count - 1 : this.rows.indexOf(state.token);
     this.matrices = matrices;
     this.row = row;
+    this.parts.show(parts, this.rows.firstToken(row));
     this.about.replaceChildren(
       "For ",
       tokenText(this.rows.texts[row], { class: "word" }),
-      ": the attention weights of a head, and the attribution of the prediction to each token (gradient × input). ",
-      "The two need not agree.",
+      ": the attention weights of a head, and the attribution of the prediction to each token (gradient × input).",
     );
     const titles = [
       compared
@@ -65,13 +82,15 @@ export class Attribution {
       "Attribution: gradient × input",
     ];
     if (this.page.state === state) this.page.setStatus(this.sentence(row));
-    this.sides.forEach(({ heading, map, strip }, number) => {
+    this.sides.forEach(({ heading, map, strip, list }, number) => {
       heading.textContent = titles[number];
       strip.show(this.columns.side, state.words);
       strip.mark(this.same ? row : null);
       strip.reveal();
       const matrix = matrices[number];
       map.element.hidden = !matrix;
+      const listed = matrix?.exact ? [keyBars(this.columns, matrix.strongest(row, LISTED), LISTED)] : [];
+      list.replaceChildren(...listed);
       strip.shade(matrix ? matrix.row(row) : null, colours);
       if (matrix)
         map.show(matrix, this.rows, this.columns, colours, { pinned: row, causal: Boolean(compared?.causal) });

@@ -9,6 +9,7 @@ import { quoted, tokenText } from "qkv/token_text.js";
  * @property {string} text the label, shown as a token
  * @property {number} value the length of the bar, from 0 to 1
  * @property {number} [before] a second bar above: before a change, or before the sampling parameters
+ * @property {string} [beforeShown] the number of the second bar, if it is to be read
  * @property {number | null} [position] the position of the token in the text
  * @property {boolean} [actual] whether it is the token of the text, which is outlined
  * @property {boolean} [out] whether it is filtered out, and pale
@@ -22,8 +23,8 @@ import { quoted, tokenText } from "qkv/token_text.js";
  * @typedef {object} BarOptions
  * @property {string} [label] the name of the list for screen readers
  * @property {string} [kind] further classes of the list
- * @property {number | null} [others] the share of everything that is not listed; 0 and null show nothing
- * @property {number} [othersBefore] the same of the second bars
+ * @property {number | null} [others] the share of everything that is not listed, if there is any
+ * @property {number | null} [othersBefore] the same of the second bars
  */
 
 /** The share that is left by these values; null where nothing is left that could be read. */
@@ -51,7 +52,11 @@ export function barList(rows, options = {}) {
  */
 export function fillBars(list, rows, options = {}) {
   const items = rows.map((row) => barRow(row));
-  if (options.others) items.push(othersRow(options.others, options.othersBefore));
+  if (options.others || options.othersBefore) {
+    const read = rows.some(({ beforeShown }) => beforeShown !== undefined);
+    const before = read ? percent(options.othersBefore ?? 0) : undefined;
+    items.push(othersRow(options.others ?? 0, options.othersBefore, before));
+  }
   list.replaceChildren(...items);
 }
 
@@ -77,6 +82,7 @@ function barRow(row) {
   const label = tokenText(row.text, { class: "word", title: row.text });
   const named = row.position === undefined || row.position === null ? label : withPosition(label, row.position);
   const parts = [named, element("span", { class: "number" }, number), bars(row.value, row.before)];
+  if (row.beforeShown !== undefined) parts.splice(1, 0, element("span", { class: "raw" }, row.beforeShown));
   const current = row.actual ? "true" : null;
   if (!row.onpick) {
     const kinds = [row.actual ? "real" : "", row.out ? "out" : ""].filter(Boolean).join(" ");
@@ -99,13 +105,14 @@ function withPosition(label, position) {
   return element("span", { class: "placed" }, label, place);
 }
 
-function othersRow(value, before) {
-  const label = element("span", { class: "rest" }, "others");
+function othersRow(value, before, beforeShown) {
+  const out = value === 0;
   return element(
     "li",
-    { class: "others" },
-    label,
-    element("span", { class: "number" }, percent(value)),
+    { class: out ? "others out" : "others" },
+    element("span", { class: "rest" }, "others"),
+    ...(beforeShown === undefined ? [] : [element("span", { class: "raw" }, beforeShown)]),
+    element("span", { class: "number" }, out ? "filtered out" : percent(value)),
     bars(value, before),
   );
 }

@@ -1,3 +1,4 @@
+// @ts-check
 // The colours of weights and of heads, in the light and in the dark theme.
 
 const STEPS = 256;
@@ -29,7 +30,33 @@ function ramp(dark) {
   });
 }
 
+function stepOf(t) {
+  return Math.round(Math.min(1, Math.max(0, t)) * (STEPS - 1));
+}
+
 const RAMPS = { light: ramp(false), dark: ramp(true) };
+
+/** The relative luminance of bytes of red, green and blue, as WCAG defines it. */
+function luminance(colour) {
+  const [red, green, blue] = colour.map((byte) => {
+    const part = byte / 255;
+    return part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4;
+  });
+  return 0.2126 * red + 0.7152 * green + 0.0722 * blue;
+}
+
+/** The contrast of two colours, from 1 to 21; text is readable from 4.5 on. */
+export function contrast(one, other) {
+  const [low, high] = [luminance(one), luminance(other)].sort((a, b) => a - b);
+  return (high + 0.05) / (low + 0.05);
+}
+
+/** The colour of text on a colour: black or white, of which one always has a contrast of 4.58 or more. */
+function inkOn(colour) {
+  return contrast(colour, [255, 255, 255]) > contrast(colour, [0, 0, 0]) ? "#fff" : "#000";
+}
+
+const INKS = { light: RAMPS.light.map(inkOn), dark: RAMPS.dark.map(inkOn) };
 
 // Okabe and Ito's palette, which colour-blind readers can tell apart.
 const HEADS = {
@@ -70,7 +97,7 @@ export class Colours {
   }
 
   at(t) {
-    return this.ramp[Math.round(Math.min(1, Math.max(0, t)) * (STEPS - 1))];
+    return this.ramp[stepOf(t)];
   }
 
   /** Sets the background of an element for a weight, and keeps its text readable. */
@@ -82,8 +109,7 @@ export class Colours {
 
   /** The colour of text at a position on the ramp: white or black, whichever is easier to read. */
   ink(t) {
-    const white = this.theme === "light" ? t > 0.58 : t < 0.46;
-    return white ? "#fff" : "#101216";
+    return INKS[this.theme][stepOf(t)];
   }
 
   gradient() {

@@ -1,6 +1,8 @@
+// @ts-check
 // The controls above the views: view, kind of attention, layer and head, tokens or words, colours, theme.
 
 import { choice, element } from "qkv/elements.js";
+import { HeadControls } from "qkv/head_controls.js";
 
 const SCALES = { linear: "linear", root: "square root", log: "logarithmic" };
 const KINDS = { self: "Self", encoder: "Encoder", decoder: "Decoder", cross: "Cross" };
@@ -50,12 +52,14 @@ export class Controls {
       this.scale,
       this.legend,
     );
+    this.heads = new HeadControls(page);
     this.attention = element(
       "div",
-      { class: "controls", role: "group", "aria-label": "Attention" },
+      { class: "controls", role: "region", "aria-label": "Attention" },
       ...(this.kinds ? [this.kinds.element] : []),
       this.layer.element,
       this.head.element,
+      ...this.heads.parts,
       this.words.element,
       this.shades,
     );
@@ -125,6 +129,7 @@ export class Controls {
     this.head.show(state.head, attention?.heads ?? 0, attention?.names);
     this.words.element.hidden = !this.joinable || !of("head", "lines", "attribution");
     this.words.show(state.words);
+    this.heads.show(state);
     this.scale.value = state.scale;
     this.scale.hidden = this.scale.previousSibling.hidden = of("next", "lens");
     this.shades.hidden = of("walk", "model", "lines", "norms") || (of("heads") && state.glance !== "pattern");
@@ -199,7 +204,9 @@ class Stepper {
     if (this.count !== count) {
       this.count = count;
       this.list.replaceChildren(
-        ...Array.from({ length: count }, (_, number) => element("option", { value: number }, names?.[number] ?? number)),
+        ...Array.from({ length: count }, (_, number) =>
+          element("option", { value: number }, names?.[number] ?? number),
+        ),
       );
     }
     this.list.selectedIndex = chosen;

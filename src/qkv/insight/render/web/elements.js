@@ -1,3 +1,4 @@
+// @ts-check
 // Creating elements. Texts become text nodes, so that no text of a user or a model is ever markup.
 
 const SVG = "http://www.w3.org/2000/svg";
@@ -12,12 +13,26 @@ function filled(node, attributes, children) {
   return node;
 }
 
-/** element("button", {class: "key", onclick: open}, "Open") */
+/**
+ * element("button", {class: "key", onclick: open}, "Open")
+ * @template {keyof HTMLElementTagNameMap} K
+ * @param {K} tag
+ * @param {Record<string, any>} attributes
+ * @param {...any} children texts and nodes
+ * @returns {HTMLElementTagNameMap[K]}
+ */
 export function element(tag, attributes = {}, ...children) {
   return filled(document.createElement(tag), attributes, children);
 }
 
-/** The same for SVG. */
+/**
+ * The same for SVG.
+ * @template {keyof SVGElementTagNameMap} K
+ * @param {K} tag
+ * @param {Record<string, any>} attributes
+ * @param {...any} children
+ * @returns {SVGElementTagNameMap[K]}
+ */
 export function svg(tag, attributes = {}, ...children) {
   return filled(document.createElementNS(SVG, tag), attributes, children);
 }

@@ -1,17 +1,45 @@
+// @ts-check
 // The heat map of one matrix: only the visible part is drawn, at its size on the screen.
 
-import { element, oncePerFrame, roomBelow } from "qkv/elements.js";
+import { element, oncePerFrame } from "qkv/elements.js";
+import { HeatSums } from "qkv/heat_sums.js";
+import { drawForbidden, drawLeftOut } from "qkv/hatching.js";
+import { onResize } from "qkv/on_resize.js";
 import { label, visible } from "qkv/token_text.js";
 import { Viewport } from "qkv/viewport.js";
+import { zoomButtons } from "qkv/zoom_buttons.js";
+/** @import { Colours } from "qkv/colour.js" */
+/** @import { Matrix } from "qkv/matrix.js" */
+/** @import { Names } from "qkv/token_text.js" */
 
 const LARGEST = 78; // pixels of a cell, at most
 const LABEL = 15; // pixels a label needs at least
 const NUMBERED = 34; // cells of this size and more have numbers
+const READABLE = 22; // pixels of a cell, at least, of a short text: a map that has no room scrolls
+const SHORT = 32; // tokens of a short text
+const CORNER = [80, 30]; // pixels of the buttons between the labels
+const LEAST = 0.005; // smaller weights have no number
 
 export class HeatMap {
+  /** @type {Names} */
+  rows;
+  /** @type {Names} */
+  columns;
+  /** @type {Matrix} */
+  matrix;
+  /** @type {CanvasRenderingContext2D} */
+  pen;
+  /** @type {boolean} */
+  causal;
+  /** @type {Colours} */
+  colours;
+  /** @type {any} */
+  left;
+
   /** Calls `onhover({row, column})`, with null when the pointer leaves, and `onpick(row)`. */
-  constructor({ name, onhover = () => {}, onpick = () => {}, room = () => this.element.clientWidth }) {
+  constructor({ name, onhover = (cell) => {}, onpick = (row) => {}, room = () => this.element.clientWidth }) {
     this.onhover = onhover;
+    this.sums = new HeatSums();
     this.room = room; // the available width
     this.canvas = element("canvas", {
       class: "cells",
@@ -26,7 +54,9 @@ export class HeatMap {
     this.pin = element("div", { class: "pin" });
     this.spot = element("div", { class: "spot" });
     this.plot = element("div", { class: "plot" }, this.canvas, this.pin, this.band, this.spot);
-    this.element = element("div", { class: "heat" }, this.columnLabels, this.rowLabels, this.plot);
+    this.grid = element("div", { class: "heat" }, this.columnLabels, this.rowLabels, this.plot);
+    this.grid.append(...this.sums.parts);
+    this.element = element("div", { class: "heat-scroller" }, this.grid);
     this.hovered = null;
     this.pinned = null;
     this.draw = oncePerFrame(() => this.paint());
@@ -35,13 +65,16 @@ export class HeatMap {
       hover: (cell) => this.hover(cell && this.strongest(cell)),
       pick: ({ row }) => onpick(row),
     });
-    addEventListener("resize", () => this.arrange());
+    this.grid.append(zoomButtons(this.viewport));
+    onResize(this.element, () => this.arrange());
   }
 
-  /** Shows a matrix with its labels. With the same labels as before, offset and zoom are kept. */
-  show(matrix, rows, columns, colours, { pinned = null, causal = false } = {}) {
+  /** Shows a matrix with its labels. With the same labels as before, offset and zoom are kept. `left` are columns that
+   * are left out; `sums` adds the sums of rows and columns. */
+  show(matrix, rows, columns, colours, { pinned = null, causal = false, left = new Set(), sums = false } = {}) {
     const same = this.rows?.texts === rows.texts && this.columns?.texts === columns.texts;
-    Object.assign(this, { matrix, rows, columns, colours, pinned, causal });
+    Object.assign(this, { matrix, rows, columns, colours, pinned, causal, left });
+    this.sums.show(sums ? matrix : null, columns);
     if (!same) {
       this.hover(null);
       this.viewport.set(rows.count, columns.count);
@@ -63,23 +96,27 @@ export class HeatMap {
   arrange(fit = false) {
     const width = this.room();
     if (!this.matrix || !(width > 0)) return; // it is not visible
-    const room = roomBelow(this.element, 24);
+    const room = roomFor(this.element);
+    const [beside, below] = this.sums.size;
+    const readable = (count) => (count <= SHORT ? count * READABLE : 0);
     let [left, above] = [0, 0];
     for (let size = 13; ; size = this.size) {
       // larger cells have larger labels, which leave less room for the cells
-      left = Math.min(Math.ceil((this.widths[0] * size) / 13) + 14, width * 0.3, 170);
-      above = Math.min(Math.ceil((this.widths[1] * size) / 13) + 14, 130);
-      this.viewport.resize(width - left - 2, room - above, LARGEST, fit);
+      left = Math.max(CORNER[0], Math.min(Math.ceil((this.widths[0] * size) / 13) + 14, width * 0.3, 170));
+      above = Math.max(CORNER[1], Math.min(Math.ceil((this.widths[1] * size) / 13) + 14, 130));
+      const wide = Math.max(width - left - 2 - beside, readable(this.columns.count));
+      const high = Math.max(room - above - below, readable(this.rows.count));
+      this.viewport.resize(wide, high, LARGEST, fit);
       this.size = Math.min(18, Math.max(13, Math.round(this.viewport.least * 0.24)));
       if (this.size <= size) break;
     }
     // labels that fit above a cell are not turned
     this.flat = (this.widths[1] * this.size) / 13 + 8 <= this.viewport.least;
-    if (this.flat) above = 2 * this.size;
-    this.element.style.fontSize = `${this.size}px`;
-    this.element.style.gridTemplateColumns = `${left}px ${this.viewport.width}px`;
-    this.element.style.gridTemplateRows = `${above}px ${this.viewport.height}px`;
-    this.element.classList.toggle("flat", this.flat);
+    if (this.flat) above = Math.max(CORNER[1], 2 * this.size);
+    this.grid.style.fontSize = `${this.size}px`;
+    this.grid.style.gridTemplateColumns = `${left}px ${this.viewport.width}px ${beside}px`;
+    this.grid.style.gridTemplateRows = `${above}px ${this.viewport.height}px ${below}px`;
+    this.grid.classList.toggle("flat", this.flat);
     this.draw();
   }
 
@@ -127,10 +164,13 @@ export class HeatMap {
     }
     this.pen ??= this.canvas.getContext("2d");
     this.fillCells(across, down, cell * ratio);
+    if (this.causal) drawForbidden(this.pen, ratio, this.colours.theme);
+    drawLeftOut(this.pen, ratio, this.colours.theme, this.viewport, this.left);
     if (cell >= 12) this.drawGaps(across, down, cell * ratio, ratio);
     if (cell >= NUMBERED) this.drawNumbers(ratio);
     this.drawLabels();
     this.drawMarks();
+    this.sums.paint(this.viewport, ratio, this.colours.theme);
     this.canvas.dispatchEvent(new CustomEvent("drawn"));
   }
 
@@ -194,11 +234,12 @@ export class HeatMap {
     this.pen.textBaseline = "middle";
     for (const row of this.viewport.visibleRows()) {
       for (const column of this.viewport.visibleColumns()) {
-        if (this.causal && column > row) continue;
+        if ((this.causal && column > row) || this.left.has(column)) continue;
         const weight = this.matrix.value(row, column);
-        if (weight < 0.005) continue;
+        if (Math.abs(weight) < LEAST) continue;
         this.pen.fillStyle = this.colours.ink(this.colours.rampPosition(weight));
-        const text = weight > 0.995 ? "1" : weight.toFixed(2).slice(1);
+        const size = Math.abs(weight);
+        const text = `${weight < 0 ? "−" : ""}${size > 0.995 ? "1" : size.toFixed(2).slice(1)}`;
         this.pen.fillText(text, (column + 0.5 - x) * cell * ratio, (row + 0.5 - y) * cell * ratio);
       }
     }
@@ -227,6 +268,7 @@ export class HeatMap {
           node.replaceChildren(label(node.text));
         }
         node.classList.toggle("hovered", index === hovered);
+        node.classList.toggle("left", parent === this.columnLabels && this.left.has(index));
         move(node, at(index));
       });
     };
@@ -260,4 +302,10 @@ export class HeatMap {
     frame(this.spot, this.hovered?.row ?? null, this.hovered ? (this.hovered.column - x) * cell : 0, Math.max(2, cell));
     for (const node of [this.pin, this.spot]) if (parseFloat(node.style.height) > height) node.hidden = true;
   }
+}
+
+/** How high a map may be: to the bottom of the window, or most of a window if little is left, since the page scrolls. */
+function roomFor(node) {
+  const room = window.innerHeight - (node.getBoundingClientRect().top + window.scrollY) - 44;
+  return room >= 0.55 * window.innerHeight ? room : 0.8 * window.innerHeight;
 }

@@ -1,3 +1,4 @@
+// @ts-check
 // The help dialog: the keys, and how to read the views.
 
 import { element } from "qkv/elements.js";
@@ -11,7 +12,7 @@ const KEYS = [
   ["a", "next kind of attention"],
   ["k", "add this head to the lines, or remove it"],
   ["Shift and arrows", "move from cell to cell of the heat map; Enter pins the row"],
-  ["+ − 0", "zoom in, zoom out, show all of the heat map (or wheel, drag, two fingers)"],
+  ["+ − 0", "zoom in, zoom out, show all of the heat map (or Ctrl and wheel, drag, two fingers)"],
   ["Enter", "in all heads: open the head"],
   ["t", "dark or light theme"],
   ["?", "this help"],
@@ -43,6 +44,8 @@ export class Help {
         {},
         "Rows of a heat map are queries, columns are keys: the attention weights of a row sum to 100%. ",
         "For whole words, attention to a word is summed over its tokens; attention from a word is averaged. ",
+        "“What is this?” above a view explains it and shows its formula. ",
+        "The mark ␣ is a space that belongs to a token, and ·3 is the token at position 3, counted from 0. ",
         "The address of the page holds its state: copy it to share the view.",
       ),
       element("button", { type: "button", onclick: () => this.element.close() }, "Close"),

@@ -1,10 +1,11 @@
+// @ts-check
 // What surrounds a page. A stand-alone page has the address, the keys and the theme to itself; a page that is part of a
 // larger one gets an object of the same shape.
 
 const dark = matchMedia("(prefers-color-scheme: dark)");
 
 export const standalone = {
-  tag: "main", // the element around the views; a larger page has a <main> of its own
+  tag: /** @type {"main" | "div"} */ ("main"), // the element around the views; a larger page has a <main> of its own
   heading: true, // whether the model and the text are shown above
   grows: false, // whether the text becomes longer while it is shown: then its end stays in view
   keys: window, // the target of key events

@@ -1,13 +1,17 @@
+// @ts-check
 // The logit lens: the predicted tokens after each layer. Only the visible columns get elements.
 
+import { guessBars } from "qkv/bar_list.js";
 import { element, oncePerFrame, percent } from "qkv/elements.js";
-import { bars } from "qkv/one_head.js";
 import { label, layerName, quoted, tokenText } from "qkv/token_text.js";
 
 const WIDTH = 96;
 const SPARE = 3; // columns beside the visible ones
 
 export class Lens {
+  /** @type {number} */
+  last;
+
   constructor(page) {
     this.page = page;
     this.title = "Logit lens";
@@ -19,7 +23,11 @@ export class Lens {
     );
     this.heading = element("h2");
     this.list = element("div");
-    this.note = element("p", { class: "note" });
+    this.note = element(
+      "p",
+      { class: "note", hidden: true },
+      "The likeliest token and its probability. An RNN has no residual stream for a logit lens.",
+    );
     this.element = element(
       "section",
       { class: "view beside" },
@@ -43,22 +51,18 @@ export class Lens {
     if (this.page.store !== store) return; // the text has changed meanwhile
     this.layers = layers;
     this.side = store.data.sides[store.data.text];
-    this.note.textContent =
-      this.layers.length === 1
-        ? "The likeliest token and its probability. An RNN has no residual stream for a logit lens."
-        : "The output layer applied after each layer: the likeliest token and its probability.";
-    const last = this.side.tokens.length - 1;
-    const { grows } = this.page.host;
-    const token = Math.min(state.token ?? (grows ? last : 0), last);
+    this.note.hidden = this.layers.length > 1;
+    const token = Math.min(state.token ?? this.end, this.end);
     if (this.token !== token || this.chosen[1] >= this.side.tokens.length) {
       this.token = token;
       this.chosen = [this.chosen?.[0] ?? this.layers.length - 1, token];
     }
     this.first = null; // the colours may have changed
     this.paint();
-    if (grows || state.token !== null) this.reveal(token);
+    this.reveal(token);
     this.paint();
     this.showCell();
+    this.scrollToCell();
     this.page.setStatus(this.sentence(...this.chosen));
   }
 
@@ -69,14 +73,36 @@ export class Lens {
       this.scroller.scrollLeft = left - clientWidth / 2;
   }
 
+  /** The position of the last token, which is shown until another is chosen. */
+  get end() {
+    return this.side.tokens.length - 1;
+  }
+
+  /** Scrolls the table, never the page, until the chosen layer is in view. */
+  scrollToCell() {
+    const box = this.scroller;
+    const row = this.table.children[this.chosen[0] + 1];
+    if (!row || box.scrollHeight <= box.clientHeight) return;
+    const top = row.offsetTop - this.table.offsetTop;
+    const head = this.table.firstChild.offsetHeight; // it stays at the top
+    if (top - head < box.scrollTop) box.scrollTop = top - head;
+    else if (top + row.offsetHeight > box.scrollTop + box.clientHeight) {
+      box.scrollTop = top + row.offsetHeight - box.clientHeight;
+    }
+  }
+
   /** The arrow keys move from layer to layer. */
   key(event) {
+    if (event.key === "ArrowLeft" && !event.shiftKey && this.page.state.token === null) {
+      this.page.set({ token: Math.max(0, this.end - 1) }); // from the last token, which is shown
+      return true;
+    }
     const rows = { ArrowUp: -1, ArrowDown: 1 }[event.key];
     if (rows === undefined || event.shiftKey) return false;
     const layer = Math.min(this.layers.length - 1, Math.max(0, this.chosen[0] + rows));
     this.chosen = [layer, this.chosen[1]];
     this.showCell();
-    this.table.querySelector(".chosen")?.scrollIntoView({ block: "nearest", inline: "nearest" });
+    this.scrollToCell();
     this.page.setStatus(this.sentence(...this.chosen));
     return true;
   }
@@ -107,9 +133,7 @@ export class Lens {
       tokenText(this.side.tokens[position], { class: "word" }),
     );
     const actual = this.side.ids[follows ? position + 1 : position];
-    this.list.replaceChildren(
-      bars(this.layers[layer][position].map(([text, id, probability]) => [text, probability, id === actual])),
-    );
+    this.list.replaceChildren(guessBars(this.layers[layer][position], actual));
     this.table.querySelector(".chosen")?.classList.remove("chosen");
     this.table.querySelector(`[data-layer="${layer}"][data-position="${position}"]`)?.classList.add("chosen");
   }

@@ -1,23 +1,33 @@
+// @ts-check
 // Attention as lines between queries and keys; one head, or several in their colours.
 
 import { element, oncePerFrame, percent, roomBelow } from "qkv/elements.js";
+import { toldLeftOut } from "qkv/left_out.js";
+import { Threshold } from "qkv/line_threshold.js";
 import { missing } from "qkv/one_head.js";
+import { meanName, shownMatrix } from "qkv/shown_matrix.js";
 import { label, quoted } from "qkv/token_text.js";
+/** @import { Names } from "qkv/token_text.js" */
 
 const [LOW, HIGH] = [28, 54]; // pixels of a token, at least and at most
 const FEW = 32; // tokens up to which all lines are drawn
 const STRONGEST = 12; // lines of a token in a longer text
-const LEAST = 0.005; // smaller weights are not drawn
 const NEAR = 300; // tokens above and below whose lines may be visible
 const CHOSEN = 6; // heads besides the current one
 
 export class Lines {
+  /** @type {Names} */
+  rows;
+  /** @type {Names} */
+  columns;
+
   constructor(page) {
     this.page = page;
     this.title = "Lines";
     this.buttons = element("div", { class: "choice wrap", role: "group", "aria-label": "More heads of this layer" });
     this.chosen = element("ul", { class: "chips", "aria-label": "Heads shown" });
     this.note = element("p", { class: "note" });
+    this.threshold = new Threshold(page);
     this.canvas = element("canvas", { "aria-hidden": "true" });
     this.sides = [element("div", { class: "words left" }), element("div", { class: "words right" })];
     this.heads = [element("h2"), element("h2")];
@@ -31,7 +41,7 @@ export class Lines {
       "section",
       { class: "view" },
       element("div", { class: "line" }, element("span", { class: "name" }, "More heads"), this.buttons, this.chosen),
-      this.note,
+      element("div", { class: "line tight" }, this.threshold.element, this.note),
       element("div", { class: "two" }, ...this.heads),
       this.frame,
     );
@@ -58,31 +68,35 @@ export class Lines {
     this.heads[0].textContent = across ? "Source (keys)" : "Queries";
     this.heads[1].textContent = across ? "Target (queries)" : "Keys";
     this.choices(state);
-    const full = this.attention.layers.includes(state.layer);
-    this.note.replaceChildren(
-      ...(full
-        ? [
-            `Weights of ${percent(LEAST)} and more; the larger, the bolder.`,
-            this.columns.count > FEW ? ` At most ${STRONGEST} lines per token.` : "",
-          ]
-        : missing(this.attention, state.layer)),
-    );
-    const request = (this.request = JSON.stringify([store.number, this.shownHeads(state), state.kind, state.words]));
+    const { kind, words, without, mean } = state;
+    const sites = this.shownHeads(state);
+    const request = (this.request = JSON.stringify([store.number, sites, kind, words, without, mean]));
     if (this.shown !== request) {
       const matrices = await Promise.all(
-        this.shownHeads(state).map(
-          async ([layer, head]) => (await store.matrix(state.kind, layer, head, state.words)) ?? null,
-        ),
+        sites.map(async (site, number) => (await shownMatrix(this.page, state, number || !mean ? site : null)) ?? null),
       );
       if (this.request !== request) return;
       this.matrices = matrices;
-      this.lists = matrices.map(() => new Map());
       this.shown = request;
+      this.lists = null;
     }
+    if (this.least !== this.threshold.least(state) || !this.lists) {
+      this.least = this.threshold.least(state);
+      this.lists = this.matrices.map(() => new Map());
+    }
+    this.tell(state);
     this.pinned = state.token === null ? null : this.rows.indexOf(state.token);
     this.layout();
     if (this.pinned !== null) this.reveal(this.pinned);
     this.paint();
+  }
+
+  /** How many lines there are, what is left out, or why there are none. */
+  tell(state) {
+    const full = this.attention.layers.includes(state.layer) || state.mean === "all";
+    this.threshold.show(state, this.matrices, this.columns.count > FEW ? STRONGEST : 0);
+    const told = [this.threshold.told, toldLeftOut(this.attention, this.columns.side, state)].join(" ");
+    this.note.replaceChildren(...(full ? [told] : missing(this.attention, state.layer)));
   }
 
   choices(state) {
@@ -125,7 +139,8 @@ export class Lines {
                   "×",
                 ),
               ];
-        return element("li", {}, dot, this.page.headName(layer, head), ...away);
+        const name = number === 0 && state.mean ? meanName(this.attention, state) : this.page.headName(layer, head);
+        return element("li", {}, dot, name, ...away);
       }),
     );
   }
@@ -161,7 +176,7 @@ export class Lines {
     const list = this.lists[number];
     if (!list.has(row)) {
       const count = this.columns.count > FEW ? STRONGEST : this.columns.count;
-      list.set(row, this.matrices[number].strongest(row, count, LEAST));
+      list.set(row, this.matrices[number].strongest(row, count, this.least));
     }
     return list.get(row);
   }
@@ -206,7 +221,8 @@ export class Lines {
       while (side.children.length < last - first + 1) side.append(this.row(isQuery));
       while (side.children.length > Math.max(0, last - first + 1)) side.lastChild.remove();
       for (let index = first; index <= last; index++) {
-        const node = side.children[index - first];
+        /** @type {any} */
+        const node = side.children[index - first]; // it has the index and the text that it shows
         node.index = index;
         if (node.text !== names.texts[index]) {
           node.text = names.texts[index];
@@ -223,6 +239,7 @@ export class Lines {
   }
 
   row(isQuery) {
+    /** @type {any} */
     const node = element("div", { class: "row" }, element("bdi"), element("span", { class: "number" }));
     node.addEventListener("pointerenter", () =>
       this.hover(isQuery ? { row: node.index } : { column: node.index }, node.text, isQuery),

@@ -1,3 +1,4 @@
+// @ts-check
 // The weights of one head: decoded from bytes, looked up, reduced for drawing, joined from tokens to words.
 
 import { pause } from "qkv/elements.js";

@@ -1,13 +1,23 @@
+// @ts-check
 // Named heads side by side, each as a heat map under its name: the same text with different attention.
 
 import { element, percent } from "qkv/elements.js";
 import { HeatMap } from "qkv/heat_map.js";
 import { quoted } from "qkv/token_text.js";
+/** @import { Names } from "qkv/token_text.js" */
 
 export class NamedHeads {
+  /** @type {Names} */
+  rows;
+  /** @type {Names} */
+  columns;
+  /** @type {string[]} */
+  names;
+
   constructor(page) {
     this.page = page;
     this.title = "Side by side";
+    this.explained = "head";
     this.pair = element("div", { class: "pair" });
     const text = "Rows are queries, columns are keys; the weights of a row sum to 100%.";
     this.element = element("section", { class: "view" }, element("p", { class: "note" }, text), this.pair);

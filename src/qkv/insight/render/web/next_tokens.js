@@ -1,7 +1,8 @@
+// @ts-check
 // Predicted next tokens: the text, and for the chosen token the likeliest predictions with their probabilities.
 
+import { guessBars } from "qkv/bar_list.js";
 import { element, percent } from "qkv/elements.js";
-import { bars } from "qkv/one_head.js";
 import { TokenStrip } from "qkv/token_strip.js";
 import { quoted, tokenText } from "qkv/token_text.js";
 
@@ -47,7 +48,7 @@ export class NextTokens {
     this.heading.replaceChildren(...(follows ? ["After ", token] : ["At the position of ", token]));
     const actual = this.side.ids[follows ? position + 1 : position];
     this.list.replaceChildren(
-      bars(this.guesses[position].map(([text, id, probability]) => [text, probability, id === actual])),
+      guessBars(this.guesses[position], actual),
       ...(actual === undefined ? [] : [element("p", { class: "note" }, ...this.actualToken(position, actual))]),
     );
     this.page.setStatus(this.sentence(position));

@@ -1,3 +1,4 @@
+// @ts-check
 // Norms of the residual stream and of its gradient after each layer, as line charts.
 
 import { element, svg } from "qkv/elements.js";

@@ -1,3 +1,4 @@
+// @ts-check
 // The page around the views: its state, the controls, the keys and the status line.
 
 import { AllHeads } from "qkv/all_heads.js";
@@ -5,6 +6,8 @@ import { Attribution } from "qkv/attribution.js";
 import { Colours } from "qkv/colour.js";
 import { Controls } from "qkv/controls.js";
 import { element } from "qkv/elements.js";
+import { Explanation } from "qkv/explanations.js";
+import { HEAD_STATE } from "qkv/head_state.js";
 import { Help } from "qkv/help.js";
 import { standalone } from "qkv/host.js";
 import { Lens } from "qkv/lens.js";
@@ -15,8 +18,9 @@ import { NamedHeads } from "qkv/named_heads.js";
 import { NextTokens } from "qkv/next_tokens.js";
 import { Norms } from "qkv/norms.js";
 import { OneHead } from "qkv/one_head.js";
+import { meanName } from "qkv/shown_matrix.js";
 import { VIEWS, fromHash, toHash, within } from "qkv/state.js";
-import { Store } from "qkv/store.js";
+import { Store, otherStore } from "qkv/store.js";
 import { Names, tokenText } from "qkv/token_text.js";
 import { Walk } from "qkv/walk.js";
 
@@ -37,6 +41,7 @@ export class Page {
   /** `source` is described in store.js, `host` in host.js; the page is put into `root`. */
   constructor(source, root, host = standalone) {
     this.store = new Store(source);
+    this.other = otherStore(source); // of another model at the same tokens, or null
     this.root = root;
     this.host = host;
     this.views = new Map();
@@ -63,20 +68,24 @@ export class Page {
       scale: longest > LONG ? "log" : "root",
       glance: "pattern",
       theme: null,
+      ...HEAD_STATE,
     };
     this.first = within({ ...first, ...data.start }, data);
   }
 
   async open() {
     await this.store.open();
+    await this.other?.open();
     const titles = VIEWS.map((view) => [view, this.view(view).title]);
     this.controls = new Controls(this, titles);
     this.status = element("p", { class: "status", role: "status", "aria-live": "polite" });
     this.main = element(this.host.tag, { id: "view", tabindex: -1 });
+    this.explanation = new Explanation();
     this.help = new Help(titles.map(([, title]) => title));
     this.root.replaceChildren(
       ...(this.host.heading ? [this.heading()] : []),
       this.controls.element,
+      this.explanation.element,
       this.status,
       this.main,
       this.help.element,
@@ -104,9 +113,9 @@ export class Page {
 
   /** The text; for a translation the source, an arrow and the target, each in its own direction. */
   heading() {
-    const { model, heading } = this.store.data;
+    const { model, heading, between } = this.store.data;
     const texts = heading.map((text) => tokenText(text.slice(0, 400)));
-    const joined = texts.flatMap((text, number) => (number ? [" → ", text] : [text]));
+    const joined = texts.flatMap((text, number) => (number ? [between, text] : [text]));
     return element("header", { class: "top" }, element("h1", {}, model), element("p", { class: "text" }, ...joined));
   }
 
@@ -148,7 +157,8 @@ export class Page {
   set(changes) {
     const state = within({ ...this.state, ...changes }, this.store.data);
     if (JSON.stringify(state) === JSON.stringify(this.state)) return;
-    const moved = state.layer !== this.state.layer || state.head !== this.state.head || state.kind !== this.state.kind;
+    const moved = state.layer !== this.state.layer || state.head !== this.state.head || state.kind !== this.state.kind ||
+      state.mean !== this.state.mean;
     this.state = state;
     this.host.write(toHash(state));
     if (moved) this.setStatus(this.site());
@@ -162,6 +172,7 @@ export class Page {
     if (this.colours?.theme !== theme || this.colours.scale !== scale) this.colours = new Colours(theme, scale);
     this.controls.show(state);
     const view = this.view(state.view);
+    this.explanation.show(view.explained ?? state.view);
     if (this.main.firstChild !== view.element) {
       this.main.replaceChildren(view.element);
       this.setStatus(state.kind === null ? "" : this.site()); // a view may replace it
@@ -193,7 +204,9 @@ export class Page {
   site() {
     const { kind, layer, head } = this.state;
     const several = this.store.data.attention.length > 1 ? `${kind} attention, ` : "";
-    return `${several}${this.headName(layer, head)}`.replace(/^./, (letter) => letter.toUpperCase());
+    const attention = this.store.attention(kind);
+    const name = this.state.mean ? meanName(attention, this.state) : this.headName(layer, head);
+    return `${several}${name}`.replace(/^./, (letter) => letter.toUpperCase());
   }
 
   /** The name of a head, or its numbers. */

@@ -1,3 +1,4 @@
+// @ts-check
 // The entry of a stand-alone page, which contains all its data.
 
 import { Page } from "qkv/page.js";

@@ -1,5 +1,7 @@
+// @ts-check
 // The state of the page as the end of its address: a link restores it.
 
+import { readHeadState, withinHeads, writeHeadState } from "qkv/head_state.js";
 import { STEPS } from "qkv/walk_steps.js";
 
 export const VIEWS = ["walk", "model", "head", "heads", "lines", "next", "lens", "norms", "attribution"];
@@ -15,6 +17,7 @@ export function toHash(state) {
   if (state.view === "walk" && state.edits) parts.set("edits", state.edits);
   parts.set("scale", state.scale);
   if (state.glance !== "pattern") parts.set("glance", state.glance);
+  writeHeadState(state, parts);
   if (state.theme) parts.set("theme", state.theme);
   return `#${parts}`;
 }
@@ -43,6 +46,7 @@ export function fromHash(hash, state, data) {
       scale: one("scale", ["linear", "root", "log"]),
       glance: one("glance", ["pattern", "entropy", "distance"]),
       theme: one("theme", ["dark", "light"]),
+      ...readHeadState(parts, state),
     },
     data,
   );
@@ -66,6 +70,7 @@ export function within(state, data) {
     layer: clamp(state.layer, attention.depth),
     head: clamp(state.head, attention.heads),
     step: Math.min(STEPS.length, Math.max(1, state.step ?? 1)),
+    ...withinHeads(state, attention, data.against),
   };
 }
 

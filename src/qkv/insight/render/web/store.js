@@ -1,3 +1,4 @@
+// @ts-check
 // The data of the views. A source provides it; the store decodes and caches.
 //
 // A source has `data` (tokens, words, shapes), `bytes(name)`, which promises the bytes of a block, and `part(name)`,
@@ -5,6 +6,28 @@
 // that of a served page fetches both.
 
 import { decode, inflate, joined } from "qkv/matrix.js";
+
+/** @typedef {{ids: number[], tokens: string[], words: [string, number[]][]}} Side tokens, and the words they form */
+/**
+ * @typedef {object} Attention one kind of attention, as the page describes it
+ * @property {string} kind
+ * @property {number} rows the side of the queries, a number among the sides
+ * @property {number} columns the side of the keys
+ * @property {[number, number]} shape
+ * @property {number[]} layers those whose weights are there
+ * @property {number} depth
+ * @property {number} heads
+ * @property {boolean} causal
+ * @property {"linear16" | "root8"} code
+ * @property {number} most the largest weight
+ * @property {[number, number]} overview
+ * @property {number[][] | null} entropy
+ * @property {number[][] | null} distance
+ * @property {string[] | null} names
+ * @property {any} [patterns]
+ * @property {any} [telling]
+ * @property {any} [sinks]
+ */
 
 const CACHE_SIZE = 96 << 20; // bytes of decoded heads
 
@@ -90,6 +113,12 @@ export class Store {
   }
 }
 
+/** The store of a second model whose data is part of the first model's, or null. */
+export function otherStore(source) {
+  const data = source.data.against;
+  return data ? new Store({ ...source, data, bytes: (name) => source.bytes(`against.${name}`) }) : null;
+}
+
 /** The source of a stand-alone page: blocks of the page itself, read while the rest may still be loading. */
 export function embedded(page = document) {
   async function block(name) {
@@ -108,6 +137,7 @@ export function embedded(page = document) {
 }
 
 export function fromBase64(text) {
-  if (Uint8Array.fromBase64) return Uint8Array.fromBase64(text);
+  const native = /** @type {any} */ (Uint8Array);
+  if (native.fromBase64) return native.fromBase64(text);
   return Uint8Array.from(atob(text), (character) => character.charCodeAt(0));
 }

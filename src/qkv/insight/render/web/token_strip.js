@@ -1,40 +1,75 @@
+// @ts-check
 // A text as tokens that can be selected, picked and shaded.
 
 import { element } from "qkv/elements.js";
-import { direction, visible, wordText } from "qkv/token_text.js";
+import { direction, directionOf, visible, wordText } from "qkv/token_text.js";
 
 /** `onpick(position)` gets the position of the token that was clicked. */
 export class TokenStrip {
   constructor(name, onpick = null) {
     this.onpick = onpick;
-    this.element = element("p", { class: onpick ? "strip picking" : "strip", "aria-label": name });
+    this.side = null;
+    this.joined = false;
+    this.marked = null;
+    /** @type {HTMLElement[]} */
+    this.pieces = [];
+    const kind = onpick ? "strip picking" : "strip";
+    this.element = element("p", { class: kind, role: "group", "aria-label": name });
+    // a box that scrolls must be reachable by the Tab key
+    new ResizeObserver(() => this.reach()).observe(this.element);
     this.element.addEventListener("click", (event) => {
-      const piece = event.target.closest("[data-position]");
-      if (piece && onpick && getSelection().isCollapsed) onpick(Number(piece.dataset.position));
+      const piece = /** @type {Element} */ (event.target).closest("[data-position]");
+      if (piece && onpick && getSelection()?.isCollapsed) onpick(Number(piece.getAttribute("data-position")));
     });
   }
 
-  /** The tokens of a word touch; words are separated. */
+  reach() {
+    const { scrollHeight, clientHeight } = this.element;
+    if (scrollHeight > clientHeight) this.element.tabIndex = 0;
+    else this.element.removeAttribute("tabindex");
+  }
+
+  /** The tokens of a word touch; words are separated where the text has a space between them. */
   show(side, joined = false) {
     if (this.side === side && this.joined === joined) return;
     Object.assign(this, { side, joined, marked: null });
     this.pieces = [];
+    const base = direction(side.tokens);
+    const spaced = side.tokens.some((token) => token.startsWith(" "));
     const all = document.createDocumentFragment();
-    for (const [text, positions] of side.words) {
-      const together = element("span", { class: "together" });
-      const parts = joined
-        ? [[wordText(side, [text, positions]), positions[0]]]
-        : positions.map((position) => [side.tokens[position], position]);
-      for (const [part, position] of parts) {
-        const piece = element("bdi", { class: "piece", "data-position": position }, visible(part));
-        if (part.length > 24) piece.title = visible(part);
-        together.append(piece);
-        this.pieces.push(piece);
+    /** @type {Node & ParentNode} */
+    let run = all;
+    let way = base;
+    side.words.forEach((word, number) => {
+      const first = side.tokens[word[1][0]] ?? "";
+      if (number && !(spaced && !first.startsWith(" "))) run.append(" ");
+      const own = directionOf(wordText(side, word)) ?? way;
+      if (own !== way) {
+        // consecutive words against the direction of the text run in their own
+        run = own === base ? all : all.appendChild(element("span", { class: "run", dir: own }));
+        way = own;
       }
-      all.append(together, " ");
-    }
+      run.append(this.together(side, word, joined));
+    });
     this.element.replaceChildren(all);
-    this.element.dir = direction(side.tokens);
+    this.element.dir = base;
+  }
+
+  together(side, word, joined) {
+    const node = element("span", { class: "together" });
+    const [, positions] = word;
+    const parts = joined
+      ? [[wordText(side, word), positions[0]]]
+      : positions.map((position) => [side.tokens[position], position]);
+    for (const [part, position] of parts) {
+      // a single space before a token is the gap that the strip has there
+      const shown = visible(part.replace(/^ (?=[^ ])/u, ""));
+      const piece = element("bdi", { class: "piece", "data-position": position }, shown);
+      if (part.length > 24) piece.title = shown;
+      node.append(piece);
+      this.pieces.push(piece);
+    }
+    return node;
   }
 
   /** One weight for each token or word that is shown, or null. */

@@ -1,3 +1,4 @@
+// @ts-check
 // A vector as a strip of cells, one pixel each, which the style sheet stretches: blue above 0, red below.
 
 import { element } from "qkv/elements.js";
@@ -14,7 +15,8 @@ export function short(number) {
   if (!Number.isFinite(number)) return String(number);
   if (Number.isInteger(number) && Math.abs(number) < 1e5) return String(number).replace("-", "−");
   const size = Math.abs(number);
-  const text = size !== 0 && (size < 0.0005 || size >= 1e5) ? number.toExponential(1) : number.toFixed(size < 1 ? 3 : 2);
+  const text =
+    size !== 0 && (size < 0.0005 || size >= 1e5) ? number.toExponential(1) : number.toFixed(size < 1 ? 3 : 2);
   return text.replace("-", "−");
 }
 

@@ -1,8 +1,18 @@
+// @ts-check
 // The visible part of a matrix: its offset and its zoom, moved by mouse, touch and keys.
 
 const STILL = 4; // pixels that a pointer may move in a click
 
 export class Viewport {
+  /** @type {(cell: any) => void} */
+  onhover;
+  /** @type {HTMLCanvasElement} */
+  canvas;
+  /** @type {() => void} */
+  moved;
+  /** @type {(picked: any) => void} */
+  onpick;
+
   /** Calls `moved()` when another part is visible, `hover` and `pick` with {row, column}, `hover` also with null. */
   constructor(canvas, { moved, hover, pick }) {
     Object.assign(this, { canvas, moved, onhover: hover, onpick: pick });
@@ -48,20 +58,18 @@ export class Viewport {
     this.x = Math.max(0, Math.min(this.x, this.columns - this.width / this.cell));
     this.y = Math.max(0, Math.min(this.y, this.rows - this.height / this.cell));
     const whole = this.columns * this.cell <= this.width + 1 && this.rows * this.cell <= this.height + 1;
-    this.canvas.style.touchAction = whole ? "pan-y" : "none"; // otherwise a finger would scroll the page
+    this.canvas.style.touchAction = whole ? "pan-x pan-y" : "none"; // otherwise a finger would scroll the page
     this.canvas.style.cursor = whole ? "crosshair" : this.pointers.size ? "grabbing" : "grab";
     this.moved();
   }
 
-  /** Zooms by a factor about a point of the canvas. Returns whether the zoom changed. */
+  /** Zooms by a factor about a point of the canvas. */
   zoom(factor, left = this.width / 2, top = this.height / 2) {
     const cell = Math.min(Math.max(this.cell * factor, this.least), Math.max(64, this.least));
-    const changed = cell !== this.cell;
     this.x += left / this.cell - left / cell;
     this.y += top / this.cell - top / cell;
     this.cell = cell;
     this.clamp();
-    return changed;
   }
 
   pan(across, down) {
@@ -92,10 +100,13 @@ export class Viewport {
     return row >= 0 && row < this.rows && column >= 0 && column < this.columns ? { row, column } : null;
   }
 
+  /** Zooms if Ctrl is held, or two fingers pinch a touch pad; otherwise the page scrolls. */
   wheel(event) {
+    if (!event.ctrlKey && !event.metaKey) return;
+    event.preventDefault();
     const box = this.canvas.getBoundingClientRect();
-    const factor = Math.exp(-event.deltaY * (event.ctrlKey ? 0.01 : 0.0015) * (event.deltaMode ? 20 : 1));
-    if (this.zoom(factor, event.clientX - box.left, event.clientY - box.top)) event.preventDefault();
+    const turned = Math.max(-60, Math.min(60, event.deltaY * (event.deltaMode ? 20 : 1))); // a wheel turns further than fingers
+    this.zoom(Math.exp(-turned * 0.0075), event.clientX - box.left, event.clientY - box.top);
   }
 
   down(event) {

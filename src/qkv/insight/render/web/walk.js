@@ -1,3 +1,4 @@
+// @ts-check
 // Walk one head: attention as an equation, step by step, with the numbers of this model and text.
 
 import { element } from "qkv/elements.js";
@@ -8,18 +9,22 @@ import { After } from "qkv/walk_after.js";
 import { UNEDITED, decodeWalk, edited, editsFrom, editsText, headRow, listed } from "qkv/walk_data.js";
 import { DistancePanel } from "qkv/walk_distance.js";
 import { Formula, Steps } from "qkv/walk_formula.js";
+import { walkKey } from "qkv/walk_keys.js";
 import { largest, reweighted } from "qkv/walk_math.js";
+import { missingHead } from "qkv/walk_missing.js";
 import { NumberPanel } from "qkv/walk_numbers.js";
 import { QueryChart } from "qkv/walk_query.js";
 import { Recomputed } from "qkv/walk_server.js";
-import { STEPS } from "qkv/walk_steps.js";
+import { STEPS, TRY } from "qkv/walk_steps.js";
 import { WalkTable } from "qkv/walk_table.js";
-import { rootOf, sentences } from "qkv/walk_text.js";
+import { numberText, rootOf, sentences } from "qkv/walk_text.js";
 import { Answer, Touch } from "qkv/walk_touch.js";
 
 const MOST_ROWS = 48; // tokens of a text whose rows are all listed
 const LISTED = 24; // rows of a longer text
-const HINT = "← → step, ↑ ↓ token; with Shift: number and row";
+const KEYS = "Keys: ← → step, ↑ ↓ token, with Shift number and row.";
+
+const capital = (text) => text.replace(/^./, (letter) => letter.toUpperCase());
 
 /** Why tokens are hidden from this query. */
 function reasonOf(walk, row) {
@@ -28,6 +33,13 @@ function reasonOf(walk, row) {
 }
 
 export class Walk {
+  /** @type {any} */
+  loaded;
+  /** @type {any} */
+  walk;
+  /** @type {any} */
+  name;
+
   constructor(page) {
     this.page = page;
     this.title = "Walk one head";
@@ -55,8 +67,20 @@ export class Walk {
     this.recomputed = new Recomputed(() => page.state.view === "walk" && !this.whole.hidden && this.draw());
     this.steps = new Steps((step) => page.set({ step }));
     this.missing = element("div", { class: "note wide", hidden: true });
-    this.side = element("aside", { class: "walk-side" }, this.numbers.element, this.distance.element, this.answer.element);
-    const content = element("div", { class: "walk-content" }, this.first.element, this.table.element, this.after.element);
+    this.side = element(
+      "aside",
+      { class: "walk-side" },
+      this.numbers.element,
+      this.distance.element,
+      this.answer.element,
+    );
+    const content = element(
+      "div",
+      { class: "walk-content" },
+      this.first.element,
+      this.table.element,
+      this.after.element,
+    );
     this.body = element("div", { class: "walk-body" }, content, this.side);
     const top = element("div", { class: "walk-top" }, this.formula.element, this.strip.element);
     const foot = element("div", { class: "walk-foot" }, this.steps.element, this.touch.element);
@@ -95,13 +119,8 @@ export class Walk {
 
   /** Says which heads the file has, and the command that writes another. */
   showMissing(heads, layer, head) {
-    const text = `This file has no numbers of layer ${layer}, head ${head}. To write a page with them: `;
-    const command = element("code", {}, `qkv look … --layer ${layer} --head ${head} --view walk --out look.html`);
-    const buttons = heads.map(([one, other]) =>
-      element("button", { type: "button", onclick: () => this.page.set({ layer: one, head: other }) }, `${one}.${other}`),
-    );
-    const list = element("p", { class: "there" }, "Heads that are here (layer.head): ", ...buttons);
-    this.missing.replaceChildren(element("p", {}, text, command), ...(buttons.length ? [list] : []));
+    const pick = (one, other) => this.page.set({ layer: one, head: other });
+    this.missing.replaceChildren(...missingHead(heads, layer, head, pick));
     this.page.setStatus(this.page.site());
   }
 
@@ -120,7 +139,19 @@ export class Walk {
     const picked = this.picked ?? largest(row.weights, 1)[0];
     const { theme } = page.colours;
     const plain = edited(edits) ? headRow(walk, token) : row;
-    this.told = { walk, row, plain, edits, head: page.site(), query, keys, picked, step, theme, panel: this.panel };
+    this.told = {
+      walk,
+      row,
+      plain,
+      edits,
+      head: capital(page.headName(state.layer, state.head)),
+      query,
+      keys,
+      picked,
+      step,
+      theme,
+      panel: this.panel,
+    };
     this.strip.show(side);
     this.strip.mark(token);
     this.formula.show(walk, step);
@@ -155,9 +186,8 @@ export class Walk {
     const folded = Array.from({ length: all }, (_, at) => at).filter((at) => !chosen.includes(at));
     this.table.build(chosen, keys, folded);
     const dense = chosen.length > 12;
-    this.table.element.classList.toggle("dense", dense);
-    const high = 82 + (chosen.length + (folded.length ? 1 : 0)) * (dense ? 21 : 26);
-    this.body.style.setProperty("--table", `${high}px`); // steps without the table are as high
+    this.body.classList.toggle("dense", dense);
+    this.body.style.setProperty("--rows", chosen.length + (folded.length ? 1 : 0)); // other steps are as high
   }
 
   showPanels() {
@@ -205,28 +235,8 @@ export class Walk {
     this.table.mark(index);
     if (!this.numbers.element.hidden) this.numbers.mark(index);
     this.first.mark(index);
-    const text = index === null ? HINT : this.numberText(index);
+    const text = index === null ? `${TRY[STEPS[this.told.step - 1]]} ${KEYS}` : numberText(this.told, this.at, index);
     for (const { readout } of [this.first, this.table, this.after]) readout.textContent = text;
-  }
-
-  numberText(index) {
-    const { walk, row, keys, picked, step } = this.told;
-    const one = row.rows[this.at ?? picked];
-    const name = quoted(keys[one.at]);
-    const count = row.query.length;
-    if (step >= 7) {
-      if (index >= row.output.length) return "";
-      const [value, output] = [one.value[index], row.output[index]];
-      const product = `${short(value)} × ${(100 * one.weight).toFixed(1)}% = ${short(value * one.weight)}`;
-      return `Number ${index + 1} of ${row.output.length}, value of ${name}: ${product}; all tokens: ${short(output)}`;
-    }
-    if (index >= count) return "";
-    const start = `Number ${index + 1} of ${count}: query ${short(row.query[index])}`;
-    if (step === 1) return start;
-    const key = `key of ${name} ${short(one.key[index])}`;
-    if (step === 2) return `${start}, ${key}`;
-    const term = short(one.terms[index]);
-    return walk.additive ? `${start}, ${key}: w · tanh(sum) = ${term}` : `${start} × ${key} = ${term}`;
   }
 
   // Edits
@@ -260,41 +270,7 @@ export class Walk {
     this.recomputed.ask(this.page.store.source, this.name, this.edits, position);
   }
 
-  /** Arrows step and choose the token; with Shift they choose the row and the number. */
   key(event) {
-    if (this.whole.hidden || !this.told) return false;
-    const { page } = this;
-    const { step } = page.state;
-    const { row, picked } = this.told;
-    const plain = {
-      ArrowLeft: () => page.set({ step: step - 1 }),
-      ArrowRight: () => page.set({ step: step + 1 }),
-      ArrowUp: () => page.set({ token: Math.max(0, row.token - 1) }),
-      ArrowDown: () => page.set({ token: Math.min(this.walk.query.length - 1, row.token + 1) }),
-      Home: () => page.set({ step: 1 }),
-      End: () => page.set({ step: STEPS.length }),
-    };
-    const shifted = {
-      ArrowUp: () => this.stepRow(picked, -1),
-      ArrowDown: () => this.stepRow(picked, 1),
-      ArrowLeft: () => this.stepNumber(-1),
-      ArrowRight: () => this.stepNumber(1),
-    };
-    const act = (event.shiftKey ? shifted : plain)[event.key];
-    act?.();
-    return Boolean(act);
-  }
-
-  stepRow(picked, by) {
-    const { positions } = this.table;
-    const place = positions.indexOf(picked) + by;
-    this.pick(positions[Math.min(positions.length - 1, Math.max(0, place))]);
-  }
-
-  stepNumber(by) {
-    const { row, step } = this.told;
-    const last = (step >= 7 ? row.output.length : row.query.length) - 1;
-    const from = this.index ?? (by > 0 ? -1 : last + 1);
-    this.hover(Math.min(last, Math.max(0, from + by)));
+    return !this.whole.hidden && Boolean(this.told) && walkKey(this, event);
   }
 }

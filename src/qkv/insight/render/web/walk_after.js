@@ -1,3 +1,4 @@
+// @ts-check
 // What comes after the head: the output projection, the residual stream, and the prediction before and after.
 
 import { barList } from "qkv/bar_list.js";

@@ -1,3 +1,4 @@
+// @ts-check
 // The numbers of one head as the page gets them, and what becomes of them under edits; no part of the page is touched.
 //
 // Edits: { divisor, lifted, swapped: [[a, b], ...], moved: {token: position}, weights: {query: [numbers]} }.

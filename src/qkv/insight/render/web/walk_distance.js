@@ -1,3 +1,4 @@
+// @ts-check
 // The score of the same query and key by their distance, as a curve with the distance now.
 
 import { element, svg } from "qkv/elements.js";
@@ -31,7 +32,9 @@ export function distances(walk, token) {
 export function scoreAt(walk, token, at, distance, divisor, sum) {
   const bias = biasByDistance(walk, token, distance) ?? 0;
   if (!walk.rotary) return sum / divisor + bias;
-  return rotaryProduct(walk.rotary.query[token], walk.rotary.key[at], walk.rotary.frequencies, distance) / divisor + bias;
+  return (
+    rotaryProduct(walk.rotary.query[token], walk.rotary.key[at], walk.rotary.frequencies, distance) / divisor + bias
+  );
 }
 
 export class DistancePanel {
@@ -92,7 +95,10 @@ export class DistancePanel {
       text(LEFT, HEIGHT - 5, String(least), "start"),
       text(WIDTH - 8, HEIGHT - 5, `${most} tokens`, "end"),
     );
-    this.drawn.setAttribute("aria-label", `Score from ${short(low)} to ${short(high)} at distances ${least} to ${most}`);
+    this.drawn.setAttribute(
+      "aria-label",
+      `Score from ${short(low)} to ${short(high)} at distances ${least} to ${most}`,
+    );
   }
 }
 

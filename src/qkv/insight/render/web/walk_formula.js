@@ -1,10 +1,11 @@
+// @ts-check
 // The formula of attention, of which the part of the current step is lit, and the steps below the walk.
 
 import { element } from "qkv/elements.js";
 import { NAMES, STEPS } from "qkv/walk_steps.js";
 
 /** The parts of the formula: a text, its class, and the steps in which it is lit. */
-function parts({ score, divisor, bias, written }) {
+function parts({ score, divisor, bias, written, visible, lens }) {
   const sum = {
     additive: [
       ["w · tanh(", "", ["product"]],
@@ -24,10 +25,12 @@ function parts({ score, divisor, bias, written }) {
     ...(sum[score] ?? product),
     ...(divisor === 1 ? [] : [[" / √d", "", ["scale"]]]),
     ...(bias ? [[" + position", "", ["mask"]]] : []),
-    [" + mask", "", ["mask"]],
+    ...(visible.some((see) => see.some((one) => !one)) ? [[" + mask", "", ["mask"]]] : []),
     [" )", "", ["softmax"]],
     [" v", "is-value", ["value", "sum"]],
-    ...(written ? [["  W", "", ["written"], "O"], [" → x", "", ["written"]], [" → logits", "", ["lens"]]] : []),
+    ...(written ? [["  W", "", ["written"], "O"]] : []),
+    ...(written ? [[" → x", "", ["written"]]] : []),
+    ...(lens ? [[" → logits", "", ["lens"]]] : []),
   ];
 }
 

@@ -1,3 +1,4 @@
+// @ts-check
 // The arithmetic of one attention head, without a page: vectors are arrays of numbers, sums are in float64.
 
 /** The summands of a score: products q_i k_i, or v_i tanh(q_i + k_i) of the additive score. */
@@ -55,7 +56,7 @@ export function alike(weights) {
   return 2 ** entropy(weights);
 }
 
-/** The weights with one of them set; the others are scaled, so that the sum stays 1. `visible` says which may change. */
+/** The weights with one of them set; the others that are `visible` are scaled, so that the sum stays 1. */
 export function reweighted(weights, index, weight, visible) {
   const chosen = Math.min(1, Math.max(0, weight));
   const others = weights.reduce((total, other, i) => total + (i !== index && visible[i] ? other : 0), 0);

@@ -1,3 +1,4 @@
+// @ts-check
 // Number by number: how the score of one query and key, or the head's output, is summed.
 
 import { element } from "qkv/elements.js";
@@ -51,7 +52,11 @@ export class NumberPanel {
   scoreLines(walk, row, one) {
     const additive = walk.score === "additive";
     const titles = ["i", "query", "key", additive ? "w·tanh(q + k)" : "product", "sum so far"];
-    const cells = (i) => [number(row.query[i], "is-query"), number(one.key[i], "is-key"), number(one.terms[i], "product")];
+    const cells = (i) => [
+      number(row.query[i], "is-query"),
+      number(one.key[i], "is-key"),
+      number(one.terms[i], "product"),
+    ];
     return [titles, cells, one.terms];
   }
 

@@ -1,3 +1,4 @@
+// @ts-check
 // The first step: the query as a chart, and below it the same numbers as the strip that the other steps use.
 
 import { element, svg } from "qkv/elements.js";
@@ -22,23 +23,25 @@ export class QueryChart {
 
   show({ row, query, theme, most }) {
     const numbers = row.query;
-    const high = Math.max(...Array.from(numbers, Math.abs)) || 1;
+    const [low, high] = [Math.min(0, ...numbers), Math.max(0, ...numbers)];
+    const unit = (HEIGHT - 4) / (high - low || 1);
     const wide = WIDTH / numbers.length;
-    const middle = HEIGHT / 2;
+    const zero = 2 + high * unit;
     const bars = Array.from(numbers, (number, index) => {
-      const tall = (Math.abs(number) / high) * (middle - 2);
+      const tall = Math.abs(number) * unit;
       return svg("rect", {
         x: index * wide + 0.1 * wide,
-        y: number < 0 ? middle : middle - tall,
+        y: number < 0 ? zero : zero - tall,
         width: 0.8 * wide,
         height: Math.max(0.5, tall),
         fill: `rgb(${signedColour(number < 0 ? -1 : 1, 1, theme)})`,
       });
     });
-    const axis = svg("line", { class: "rule", x1: 0, x2: WIDTH, y1: middle, y2: middle });
+    const axis = svg("line", { class: "rule", x1: 0, x2: WIDTH, y1: zero, y2: zero });
     this.drawn.replaceChildren(axis, ...bars);
-    this.drawn.setAttribute("aria-label", `Query of ${quoted(query)}: ${numbers.length} numbers up to ${short(high)}`);
-    this.title.textContent = `query of ${quoted(query)}: ${numbers.length} numbers between −${short(high)} and ${short(high)}`;
+    const range = `${numbers.length} numbers from ${short(Math.min(...numbers))} to ${short(Math.max(...numbers))}`;
+    this.drawn.setAttribute("aria-label", `Query of ${quoted(query)}: ${range}`);
+    this.title.textContent = `query of ${quoted(query)}: ${range}`;
     this.strip.show(numbers, most, theme, `Query of ${quoted(query)}`);
   }
 

@@ -1,3 +1,4 @@
+// @ts-check
 // The rest of the model under edits of one head, which only a server can compute.
 
 import { decodeWalk, edited } from "qkv/walk_data.js";
@@ -16,6 +17,17 @@ function asRequest({ divisor, lifted, swapped, moved, weights }) {
 
 /** One request at a time; only the response to the latest edits counts. */
 export class Recomputed {
+  /** @type {any} */
+  walk;
+  /** @type {any} */
+  next;
+  /** @type {any} */
+  problem;
+  /** @type {any} */
+  key;
+  /** @type {any} */
+  source;
+
   /** `ondone()` is called when a response or an error has come. */
   constructor(ondone) {
     this.ondone = ondone;

@@ -1,9 +1,10 @@
+// @ts-check
 // The table of the walk: a row for each token that can be looked at, a column for each step.
 
 import { element, percent } from "qkv/elements.js";
 import { quoted, tokenText, visible } from "qkv/token_text.js";
 import { VectorStrip, short } from "qkv/vector_strip.js";
-import { mixture, scaleOf, sum } from "qkv/walk_math.js";
+import { mixture, runningSums, scaleOf, sum } from "qkv/walk_math.js";
 
 // Each column, the step from which it is visible, and the steps in which a narrow page shows it.
 const COLUMNS = [
@@ -16,6 +17,8 @@ const COLUMNS = [
   { name: "value", from: 7, narrow: [7] },
   { name: "weighted", from: 7, narrow: [7, 8] },
 ];
+const SWEEP = 900; // milliseconds in which the products appear
+const still = matchMedia("(prefers-reduced-motion: reduce)");
 const STRIPS = ["key", "product", "value", "weighted"];
 const NOW = { 2: ["key"], 3: ["product", "sum"], 4: ["scaled"], 5: ["score"], 6: ["weight"], 7: ["value", "weighted"] };
 
@@ -25,7 +28,14 @@ const part = (weight) => (weight < 0.00005 ? "0.00%" : percent(weight));
 const cell = (tag, name, ...content) => element(tag, { class: `col-${name}`, "data-column": name }, ...content);
 
 export class WalkTable {
-  /** `onpick(position)` of a row, `onweight(position, weight)` of a bar that was moved, `onhover(index)` of a number. */
+  /** @type {(picked: any) => void} */
+  onpick;
+  /** @type {(row: number, weight: number) => void} */
+  onweight;
+  /** @type {(index: any, at: any) => void} */
+  onhover;
+
+  /** `onpick(position)` of a row, `onweight(position, weight)` of a moved bar, `onhover(index)` of a number. */
   constructor({ onpick, onweight, onhover }) {
     Object.assign(this, { onpick, onweight, onhover });
     this.query = new VectorStrip("of-query", onhover);
@@ -34,7 +44,7 @@ export class WalkTable {
     for (const title of Object.values(this.titles)) title.scope = "col";
     this.output = new VectorStrip("of-value", onhover);
     this.total = element("span", { class: "number" });
-    this.handed = element("th", { scope: "row", class: "handed" }, "added up: the head hands on");
+    this.handed = element("th", { scope: "row", class: "handed" }, "added up");
     this.readout = element("span", { class: "readout", "aria-live": "polite" });
     const beside = element("td", { class: "beside-query", colspan: COLUMNS.length - 1 }, this.readout);
     const ends = COLUMNS.slice(0, -1).map(({ name }) => cell("td", name, ...(name === "weight" ? [this.total] : [])));
@@ -116,8 +126,13 @@ export class WalkTable {
     this.query.show(row.query, most.query, theme, `Query of ${quoted(query)}`);
     this.queryName.replaceChildren("query of ", tokenText(query, { class: "word" }));
     this.retitle(walk, divisor, step);
-    for (const [at, parts] of this.rows) this.showRow(row.rows[at], parts, { most, theme, step, picked, reason });
+    const known = walk.score !== "other"; // else a module computes its scores in its own way
+    for (const [at, parts] of this.rows)
+      this.showRow(row.rows[at], parts, { most, theme, step, picked, reason, known });
     if (this.folded.length) this.showOthers(row, most, theme);
+    if (step === 3 && this.step === 2) this.sweep(row);
+    else this.sweeping = null;
+    this.step = step;
     this.output.show(row.output, most.value, theme, "What the head hands on");
     this.total.textContent = `Σ ${percent(sum(row.weights))}`;
     this.element.dataset.output = row.output.join(" ");
@@ -133,7 +148,7 @@ export class WalkTable {
       sum: "sum",
       scaled: `÷ ${divisor}`,
       score: walk.bias ? "+ position + mask" : "+ mask",
-      weight: "weight",
+      weight: "softmax: weight",
       value: "value",
       weighted: "weight × value",
     };
@@ -144,15 +159,19 @@ export class WalkTable {
     this.corner.textContent = walk.kind === "cross" ? "source token" : "token";
   }
 
-  showRow(numbers, { node, pick, strips, cells, slider, weight, why, text }, { most, theme, step, picked, reason }) {
+  showRow(
+    numbers,
+    { node, pick, strips, cells, slider, weight, why, text },
+    { most, theme, step, picked, reason, known },
+  ) {
     const name = quoted(text);
     strips.key.show(numbers.key, most.key, theme, `Key of ${name}`);
     strips.product.show(numbers.terms, most.product, theme, `Products of ${name}`);
     strips.value.show(numbers.value, most.value, theme, `Value of ${name}`);
     const weighted = mixture([numbers.weight], [numbers.value], numbers.value.length);
     strips.weighted.show(weighted, most.value, theme, `Weight times value of ${name}`);
-    cells.sum.textContent = short(numbers.sum);
-    cells.scaled.textContent = short(numbers.scaled);
+    cells.sum.textContent = known ? short(numbers.sum) : "–";
+    cells.scaled.textContent = known ? short(numbers.scaled) : "–";
     cells.score.textContent = short(numbers.score);
     const shut = !numbers.visible;
     weight.textContent = shut ? "" : part(numbers.weight);
@@ -168,6 +187,25 @@ export class WalkTable {
     node.classList.toggle("picked", numbers.at === picked);
     node.classList.toggle("shut", shut && step >= 5);
     for (const key of ["sum", "scaled", "score", "weight"]) node.dataset[key] = numbers[key];
+  }
+
+  /** The products appear one after the other, and the sums grow with them; nothing moves if that is not wanted. */
+  sweep(row) {
+    if (still.matches) return;
+    this.sweeping = row;
+    this.element.classList.add("sweeping");
+    const sums = new Map([...this.rows.keys()].map((at) => [at, runningSums(row.rows[at].terms)]));
+    const began = performance.now();
+    const frame = (now) => {
+      const part = this.sweeping === row ? Math.min(1, Math.max(0, now - began) / SWEEP) : 1;
+      for (const [at, sum] of this.sweeping === row ? sums : []) {
+        const count = Math.floor(part * sum.length);
+        this.rows.get(at).cells.sum.textContent = short(count ? sum[count - 1] : 0);
+      }
+      if (part < 1) requestAnimationFrame(frame);
+      else this.element.classList.remove("sweeping");
+    };
+    requestAnimationFrame(frame);
   }
 
   showOthers(row, most, theme) {

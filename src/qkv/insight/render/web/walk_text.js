@@ -1,3 +1,4 @@
+// @ts-check
 // The steps of the walk: their names, and two sentences for each with the numbers of this head.
 
 import { percent } from "qkv/elements.js";
@@ -19,6 +20,19 @@ export function rootOf(walk) {
 
 /** What the sentences speak of: the head, the query token, the key with the most weight. */
 class Telling {
+  /** @type {any} */
+  walk;
+  /** @type {any} */
+  head;
+  /** @type {any} */
+  row;
+  /** @type {any} */
+  edits;
+  /** @type {any} */
+  keys;
+  /** @type {any} */
+  plain;
+
   constructor({ walk, row, plain, edits, head, query, keys, picked }) {
     Object.assign(this, { walk, row, plain, edits, head, keys });
     this.query = quoted(query);
@@ -30,7 +44,6 @@ class Telling {
     this.name = quoted(keys[this.one.at]);
     this.hidden = row.rows.filter(({ visible }) => !visible).length;
   }
-
 
   before({ at }) {
     return this.plain.weights[at];
@@ -52,7 +65,8 @@ class Telling {
 
   productSentences() {
     const { walk, one, query, name, width } = this;
-    const total = `${query} and ${name}: ${width} ${walk.additive ? "numbers" : "products"} add up to ${short(one.sum)}.`;
+    const parts = walk.additive ? "numbers" : "products";
+    const total = `${query} and ${name}: ${width} ${parts} add up to ${short(one.sum)}.`;
     if (walk.score === "other") {
       return `This module computes its scores in its own way. ${query} and ${name}: ${short(one.score)}.`;
     }
@@ -87,11 +101,13 @@ class Telling {
     if (hidden === 0) {
       const reason = walk.kind === "cross" ? "every source token" : "every token, before and after it";
       const all = row.token === row.rows.length - 1 && walk.visible[0].some((see) => !see);
-      if (all) return `The causal mask hides what follows a token. Nothing follows ${query}, so it sees all. ${bias}`.trim();
+      if (all)
+        return `The causal mask hides what follows a token. Nothing follows ${query}, so it sees all. ${bias}`.trim();
       return `No mask here: ${query} may look at ${reason}. ${bias}`.trim();
     }
     const later = row.rows.every(({ at, visible }) => visible === at <= row.token);
-    const which = later ? `The causal mask hides what follows ${query}` : `The mask hides tokens from ${query}`;
+    const why = `The causal mask hides what follows ${query}, which the model learns to predict`;
+    const which = later ? why : `The mask hides tokens from ${query}`;
     const none = `${count(hidden, "token")} of ${row.rows.length} get the score −∞ and no weight.`;
     return `${which}. ${bias || none}`;
   }
@@ -109,7 +125,8 @@ class Telling {
     }
     if (edits.divisor !== null) return this.scaleSentences();
     if (row !== plain) return this.changedSentences();
-    const many = `as if it looked at ${count(Number(row.alike.toFixed(row.alike < 10 ? 1 : 0)), "token")} alike`;
+    const rounded = Number(row.alike.toFixed(row.alike < 10 ? 1 : 0));
+    const many = rounded === 1 ? "as if it looked at one token alone" : `as if it looked at ${rounded} tokens alike`;
     const looks = `${head} lets ${query} look at ${best} with ${round(top.weight)}: ${many}.`;
     return `Softmax turns scores into weights: all positive, together 100%. ${looks}`;
   }
@@ -120,14 +137,16 @@ class Telling {
     const moved = row.weights.map((weight, at) => weight - plain.weights[at]);
     const [at] = largest(moved, 1, true);
     const change = `from ${round(plain.weights[at])} to ${round(row.weights[at])}`;
-    return `With your changes the scores are others, and softmax follows. The weight from ${query} to ${quoted(keys[at])} goes ${change}.`;
+    const other = "Your changes give other scores, and softmax makes other weights of them.";
+    return `${other} The weight from ${query} to ${quoted(keys[at])} goes ${change}.`;
   }
 
   valueSentences() {
     const { row, keys } = this;
     const [first, second] = largest(row.weights, 2);
     const more = second === undefined ? "" : `, ${round(row.weights[second])} of that of ${quoted(keys[second])}`;
-    const parts = `Each is multiplied by its weight: ${round(row.weights[first])} of that of ${quoted(keys[first])}${more}.`;
+    const most = `${round(row.weights[first])} of that of ${quoted(keys[first])}`;
+    const parts = `Each is multiplied by its weight: ${most}${more}.`;
     return `A value is what a token hands over when it is looked at. ${parts}`;
   }
 
@@ -145,12 +164,18 @@ class Telling {
     const made = `The output projection makes ${to} numbers of these ${row.output.length}.`;
     if (!walk.lengths) return `${made} They are added to the residual stream of ${query}.`;
     const [before, own, after] = ["before", "written", "after"].map((name) => short(walk.lengths[name][row.token]));
-    return `${made} Added to the residual stream, a vector of length ${own} changes its length from ${before} to ${after}.`;
+    const lengths = `a vector of length ${own} changes its length from ${before} to ${after}`;
+    return `${made} Added to the residual stream, ${lengths}.`;
   }
 
   lensSentences() {
     const { walk, row, query } = this;
-    if (!walk.lens) return `This attention is not followed by a prediction of tokens. The layers above read what it wrote.`;
+    if (walk.position === "recurrent") {
+      const mixed = "The decoder mixes this vector with its own hidden state before it predicts a token.";
+      return `${mixed} What the vector alone changed cannot be told apart.`;
+    }
+    if (!walk.lens)
+      return `This attention is not followed by a prediction of tokens. The layers above read what it wrote.`;
     const [[text, , before, after] = []] = walk.lens.changed[row.token];
     const read = `The output layer reads ${query} before and after this one head.`;
     if (text === undefined || before === after) return `${read} No probability changes.`;
@@ -162,4 +187,24 @@ class Telling {
 /** The two sentences of a step. */
 export function sentences(step, told) {
   return new Telling(told)[`${step}Sentences`]();
+}
+
+/** One number of the vectors: of the row `at`, or of the picked one. */
+export function numberText({ walk, row, keys, picked, step }, at, index) {
+  const one = row.rows[at ?? picked];
+  const name = quoted(keys[one.at]);
+  const count = row.query.length;
+  if (step >= 7) {
+    if (index >= row.output.length) return "";
+    const [value, output] = [one.value[index], row.output[index]];
+    const product = `${short(value)} × ${(100 * one.weight).toFixed(1)}% = ${short(value * one.weight)}`;
+    return `Number ${index + 1} of ${row.output.length}, value of ${name}: ${product}; all tokens: ${short(output)}`;
+  }
+  if (index >= count) return "";
+  const start = `Number ${index + 1} of ${count}: query ${short(row.query[index])}`;
+  if (step === 1) return start;
+  const key = `key of ${name} ${short(one.key[index])}`;
+  if (step === 2) return `${start}, ${key}`;
+  const term = short(one.terms[index]);
+  return walk.additive ? `${start}, ${key}: w · tanh(sum) = ${term}` : `${start} × ${key} = ${term}`;
 }

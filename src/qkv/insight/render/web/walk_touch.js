@@ -1,3 +1,4 @@
+// @ts-check
 // Touching the equation: the divisor, the mask, two keys; and what the server answers.
 
 import { element } from "qkv/elements.js";
@@ -10,6 +11,11 @@ import { changes } from "qkv/walk_after.js";
 const NEAR = 0.03; // of the divisor: the slider snaps to it
 
 export class Touch {
+  /** @type {any} */
+  edits;
+  /** @type {any} */
+  walk;
+
   /** `onedit(edits)` gets all edits; `onpanel(name)` opens or closes a panel. */
   constructor(onedit, onpanel) {
     this.onedit = onedit;

@@ -1,3 +1,4 @@
+// @ts-check
 // The page of an experiment: numbers under the pointer and by keyboard, themes, projector, table, help.
 
 const root = document.documentElement;

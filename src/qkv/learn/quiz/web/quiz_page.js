@@ -1,3 +1,4 @@
+// @ts-check
 // The quiz: one question at a time, graded and explained here. All texts go into the page as text.
 
 const root = document.documentElement;
@@ -356,7 +357,7 @@ addEventListener("keydown", (event) => {
   if (event.key === "Enter" && event.target.closest("button")) return; // it presses the button
   if (event.key.startsWith("Arrow") && event.target.closest("pre")) return; // these scroll the code
   if (/^[1-9]$/.test(event.key)) {
-    document.querySelectorAll(".options button")[event.key - 1]?.click();
+    document.querySelectorAll(".options button")[Number(event.key) - 1]?.click();
     return;
   }
   const act = ACTIONS[event.key];

@@ -10,6 +10,7 @@ from qkv.serving.http.schema.openai_schema import (
     MAX_CHARACTERS,
     MAX_TEXTS,
     MAX_TOKENS,
+    ChatMessage,
     HeadsOff,
     Id,
     Ids,
@@ -115,6 +116,9 @@ class ClassifyRequest(
         description="A text or a list of texts. Each may be a list itself: a pair, a context with "
         "its choices, or words to tag.",
     )
+    explain: bool = Field(
+        False, description="Return which tokens led to the answer: gradient x input."
+    )
 
     @property
     def texts(self) -> list[str | list[str]]:
@@ -188,6 +192,10 @@ class AttentionRequest(
     norms: bool = Field(
         False, description="Also return norms of the residual stream and of gradients."
     )
+    attribution: bool = Field(
+        False, description="Also return gradient x input of each prediction; for short texts."
+    )
+    top: int = Field(5, ge=1, le=100, description="Number of predicted tokens per position.")
     model_walk: bool = Field(
         False, description="Also return the walk of each token through the whole model."
     )
@@ -196,10 +204,14 @@ class AttentionRequest(
 class TokenizeRequest(JsonBody, json_schema_extra=example(model="smollm2", text="The cat sat")):
     text: Text | None = None
     ids: Annotated[list[Id], Field(fail_fast=True, max_length=MAX_CHARACTERS)] | None = None
+    messages: (
+        Annotated[list[ChatMessage], Field(fail_fast=True, min_length=1, max_length=256)] | None
+    ) = Field(None, description="A chat, as its template writes it for the model.")
 
     @model_validator(mode="after")
     def check_consistency(self) -> TokenizeRequest:
-        if (self.text is None) == (self.ids is None):
-            raise ValueError("text: expected one of text and ids")
+        given = [field for field in (self.text, self.ids, self.messages) if field is not None]
+        if len(given) != 1:
+            raise ValueError("text: expected one of text, ids and messages")
 
         return self

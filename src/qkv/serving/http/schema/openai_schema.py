@@ -276,6 +276,13 @@ class ChatRequest(
     )
     logprobs: bool | None = False
     top_logprobs: int | None = Field(None, ge=0, le=20, description="Requires logprobs or tokens.")
+    answer_ids: Annotated[list[Id], Field(fail_fast=True, max_length=MAX_CHARACTERS)] | None = (
+        Field(
+            None,
+            description="Ids with which the message begins; it continues after them. "
+            "Not an OpenAI field.",
+        )
+    )
 
     @model_validator(mode="after")
     def check_consistency(self) -> ChatRequest:

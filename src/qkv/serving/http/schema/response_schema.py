@@ -159,6 +159,14 @@ class FillReply(BaseModel):
     masks: list[list[MaskCandidate]]
 
 
+class Explanation(BaseModel):
+    tokens: list[Token]
+    contributions: list[list[float]] = Field(
+        description="Gradient x input of each token: one row, or for tags one of each word."
+    )
+    shares: list[list[float]] = Field(description="Their sizes; each row sums to 1.")
+
+
 class ClassificationItem(BaseModel):
     label: str | None
     probability: float | None
@@ -166,6 +174,7 @@ class ClassificationItem(BaseModel):
     number: float | None
     choice: int | None
     tags: list[tuple[str, str, float]] | None
+    explanation: Explanation | None = Field(None, description="With explain: true.")
 
 
 class ClassifyReply(BaseModel):
@@ -182,6 +191,9 @@ class AttentionReply(BaseModel):
     )
     next: list[Any] | None
     lens: list[Any] | None
+    parts: dict[str, Any] | None = Field(
+        default=None, description="With attribution: each position's logit by layer and head."
+    )
     model_walk: dict[str, Any] | None = None
 
 
@@ -201,8 +213,14 @@ class WalkReply(BaseModel):
     next: NextTokenChange | None = Field(description="Null for a model that predicts no tokens.")
 
 
+class TemplateToken(Token):
+    special: bool | None = Field(
+        None, description="With messages: whether it is a token of the template."
+    )
+
+
 class TokenizeReply(BaseModel):
-    tokens: list[Token]
+    tokens: list[TemplateToken]
     count: int
     text: str
 

@@ -15,7 +15,8 @@ MAX_ITEMS = 256
 Position = Annotated[int, Field(ge=0, le=1_000_000)]
 MovedPosition = Annotated[int, Field(ge=-1_000_000, le=1_000_000)]
 Number = Annotated[int, Field(ge=0, le=10_000)]
-Weight = Annotated[float, Field(ge=0, le=1)]
+Weight = Annotated[float, Field(ge=0, le=1.001)]
+"""A share of 1, which may be rounded up."""
 Row = Annotated[list[Weight], Field(fail_fast=True, max_length=MAX_ITEMS)]
 
 

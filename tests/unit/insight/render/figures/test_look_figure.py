@@ -44,8 +44,14 @@ def test_a_head_is_an_image_of_its_weights_with_numbers() -> None:
     (axes,) = figure.axes
     np.testing.assert_allclose(axes.images[0].get_array(), weights)
     assert {(text.get_position(), text.get_text()) for text in axes.texts} == {
-        ((column, row), f"{value:.2f}") for (row, column), value in np.ndenumerate(weights)
+        ((column, row), f"{value:.2f}")
+        for (row, column), value in np.ndenumerate(weights)
+        if column <= row  # the rest is hatched
     }
+    (hatched,) = axes.patches
+    assert hatched.get_hatch()
+    for row, column in np.ndindex(weights.shape):
+        assert hatched.get_path().contains_point((column, row)) == (column > row)
     assert names(figure, "x") == names(figure, "y") == list(TOKENS)
     assert figure.get_suptitle() == "Self-attention, layer 1, head 2"
 

@@ -25,6 +25,7 @@ ROUTES = {
     "/v1/classify",
     "/v1/attention",
     "/v1/walk",
+    "/v1/effects",
     "/v1/tokenize",
 }
 NAMES = ("gpt", "chat", "bert", "translator", "tuned", "rnn")
@@ -37,6 +38,7 @@ COSTLY = {
     "min_tokens": 4,
     "beams": 4,
     "n_best": 2,
+    "length": 4,
 }
 """Fields that only cost time when they are larger; their bounds are tested elsewhere."""
 CHECKED = [
@@ -83,10 +85,11 @@ GOOD: dict[str, dict[str, Any]] = {
     "/v1/classify": {"model": "tuned", "text": ["the cat"]},
     "/v1/attention": {"model": "gpt", "text": "the cat"},
     "/v1/walk": {"model": "gpt", "text": "the cat", "layer": 0, "head": 0, "position": None},
+    "/v1/effects": {"model": "gpt", "text": "the cat", "heads": ["0.1"]},
     "/v1/tokenize": {"model": "gpt", "text": "the cat"},
 }
 """A valid body of every route."""
-INSTEAD = {"source", "ids"}
+INSTEAD = {"source", "ids", "messages"}
 """Fields that exclude one of the valid body."""
 
 

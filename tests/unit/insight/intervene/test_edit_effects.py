@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from qkv.generation.text import complete
 from qkv.generation.translate import translate_texts
 from qkv.insight.inspect.attention_edits import Edit, apply_edits
-from qkv.insight.inspect.edit_effects import edit_effects
 from qkv.insight.inspect.model_input import ids_of, logits, read
+from qkv.insight.intervene.edit_effects import edit_effects
 from qkv.models import HeadConfig, TaskModel, TaskModelConfig
 from qkv.text import train
 from support.families import bert, gpt, rnn, transformer

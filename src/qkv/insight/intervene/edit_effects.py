@@ -1,14 +1,15 @@
-"""The effect of attention edits on the next tokens, the loss and the generated text."""
+"""The effect of attention edits and of steering on the next tokens, the loss and the text."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from qkv.generation.fill import Guess
@@ -17,6 +18,7 @@ from qkv.insight.inspect.attention_edits import Edit, apply_edits, check_edit
 from qkv.insight.inspect.attribution import answer_positions
 from qkv.insight.inspect.logit_lens import POSITIONS_PER_CHUNK, top_guesses, top_tokens
 from qkv.insight.inspect.model_input import Reading, hidden, ids_of
+from qkv.insight.intervene.steering import Steering, steer
 from qkv.models.model import Model
 from qkv.text.tokenizer import Tokenizer
 
@@ -38,6 +40,22 @@ class EditEffects(NamedTuple):
     text_before: str | None
     """The greedy continuation or translation, if the model generates text."""
     text_after: str | None
+    steering: Steering | None = None
+    logprobs_before: Float[Tensor, "T-1"] | None = None
+    """Log-probability of each token of the text after the first, if the model has a loss."""
+    logprobs_after: Float[Tensor, "T-1"] | None = None
+    next_before: Float[Tensor, "V"] | None = None
+    """Probability of every token after the text, if the model predicts the next token."""
+    next_after: Float[Tensor, "V"] | None = None
+
+    @property
+    def changes(self) -> tuple[str, ...]:
+        """The changes in words."""
+        names = tuple(map(str, self.edits))
+        if self.steering is None:
+            return names
+
+        return (*names, str(self.steering))
 
 
 class Prediction(NamedTuple):
@@ -48,6 +66,8 @@ class Prediction(NamedTuple):
     guesses: list[list[Guess]] | None
     loss: float | None
     text: str | None
+    logprobs: Float[Tensor, "T-1"] | None = None
+    next: Float[Tensor, "V"] | None = None
 
 
 def edit_effects(
@@ -58,22 +78,24 @@ def edit_effects(
     *,
     top: int = 5,
     length: int = 20,
+    steering: Steering | None = None,
 ) -> EditEffects:
-    """Compare a model's predictions for a text with and without attention edits.
+    """Compare a model's predictions for a text with and without attention edits or steering.
 
     Args:
         model: The model.
         tokenizer: Its tokenizer.
         reading: The text, from `read`.
-        edits: One edit or more.
+        edits: One edit or more; with steering also none.
         top: The number of likeliest tokens at each position.
         length: The number of tokens to generate from the text; 0 for none.
+        steering: A direction to add to the residual stream.
 
     Returns:
         The predictions before and after, and how far they moved.
 
     Raises:
-        ValueError: If there is no edit, or one does not fit the model or the text.
+        ValueError: If there is no change, or one does not fit the model or the text.
 
     Example:
         >>> from qkv import insight, models, text
@@ -84,10 +106,10 @@ def edit_effects(
         >>> insight.edit_effects(model, tokenizer, reading, edits).moved.shape
         torch.Size([3])
     """
-    check_edits(model, reading, edits, top)
+    check_edits(model, reading, edits, top, steering)
     with torch.no_grad(), without_dropout(model):
         before = predict(model, tokenizer, reading, top, length)
-        with apply_edits(model, edits):
+        with apply_changes(model, edits, steering):
             after = predict(model, tokenizer, reading, top, length)
 
     if before.scores is None or after.scores is None:
@@ -105,12 +127,36 @@ def edit_effects(
         after.loss,
         before.text,
         after.text,
+        steering,
+        before.logprobs,
+        after.logprobs,
+        before.next,
+        after.next,
     )
 
 
-def check_edits(model: Model, reading: Reading, edits: Sequence[Edit], top: int) -> None:
-    """Raise if there is no edit, or one does not fit the model or the text."""
-    if not edits:
+@contextmanager
+def apply_changes(
+    model: Model, edits: Sequence[Edit], steering: Steering | None = None
+) -> Iterator[None]:
+    """Apply attention edits and steering while the context is open."""
+    steered: Any = nullcontext()
+    if steering is not None:
+        steered = steer(model, steering.direction, steering.layer, steering.strength)
+
+    with apply_edits(model, edits), steered:
+        yield
+
+
+def check_edits(
+    model: Model,
+    reading: Reading,
+    edits: Sequence[Edit],
+    top: int,
+    steering: Steering | None = None,
+) -> None:
+    """Raise if there is no change, or one does not fit the model or the text."""
+    if not edits and steering is None:
         raise ValueError("change: expected one or more, such as 3.5=off")
     if top < 1:
         raise ValueError(f"top: expected 1 or more, not {top}")
@@ -154,7 +200,21 @@ def predict(
     if length:
         text = continue_greedily(model, tokenizer, reading, length)
 
-    return Prediction(vectors, scores, guesses, loss, text)
+    logprobs = text_logprobs(scores[:-1], ids[1:])
+    following = scores[-1].cpu().double().softmax(-1)
+
+    return Prediction(vectors, scores, guesses, loss, text, logprobs, following)
+
+
+def text_logprobs(scores: Float[Tensor, "N V"], ids: Int[Tensor, "N"]) -> Float[Tensor, "N"]:
+    """The log-probability of one token at each position, computed in chunks."""
+    parts = [torch.zeros(0, dtype=torch.double)]
+    chunks = zip(scores.split(POSITIONS_PER_CHUNK), ids.split(POSITIONS_PER_CHUNK), strict=True)
+    for chunk, chunk_ids in chunks:
+        logprobs = chunk.cpu().double().log_softmax(-1)  # (N, V)
+        parts.append(logprobs.gather(1, chunk_ids.cpu().unsqueeze(1)).squeeze(1))
+
+    return torch.cat(parts)
 
 
 def predict_classes(

@@ -1,0 +1,1 @@
+"""Where a prediction comes from: parts of the model, tokens of the input, edges between parts."""

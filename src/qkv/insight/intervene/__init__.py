@@ -1,0 +1,1 @@
+"""Interventions: attention edits and steering, and what they change in the predictions."""

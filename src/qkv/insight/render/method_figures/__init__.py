@@ -1,0 +1,1 @@
+"""Figures of the insight methods: attributions, edges, histories of heads."""
