@@ -29,7 +29,8 @@ NEARLY_ALL = 0.8
 FEW = 0.02
 """The share of the heads (or three heads) up to which a key is a subject; beyond, it is a sink."""
 FUNCTION_WORDS = frozenset(
-    ["a", "an", "the", "this", "that", "is", "was", "are", "were", "be", "of", "to", "in", "on", "at", "by", "for", "with", "from", "as", "and", "or", "but", "not", "it"]
+    "a an the this that is was are were be of to in on at by for with from as and or but not it"
+    .split()
 )
 """English tokens that are no subject."""
 NOTHING = 0.001
