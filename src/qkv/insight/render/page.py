@@ -182,7 +182,7 @@ def chunks(look: LookData, start: dict[str, Any], against: LookData | None = Non
         yield block(name, as_json(walk), "application/json")
 
     if look.model_walk is not None:
-        walk_data = model_walk_data(look.model_walk)
+        walk_data = model_walk_data(look.model_walk, look.leading_spaces)
         yield block("model_walk", as_json(walk_data), "application/json")
 
     if against is not None:
