@@ -8,6 +8,11 @@ if TYPE_CHECKING:
     from qkv.insight.attribute.gradient_patching import attribution_patch
     from qkv.insight.attribute.integrated_gradients import integrated_gradients
     from qkv.insight.attribute.logit_attribution import logit_attribution
+    from qkv.insight.circuits.circuit_scores import circuit_scores
+    from qkv.insight.circuits.composition_scores import composition_scores
+    from qkv.insight.circuits.head_matrices import head_matrices
+    from qkv.insight.circuits.token_circuits import token_circuits
+    from qkv.insight.dictionary.dictionary_training import train_dictionary
     from qkv.insight.heads.head_ablation import ablate
     from qkv.insight.heads.head_history import head_history
     from qkv.insight.heads.head_patterns import head_patterns
@@ -22,6 +27,8 @@ if TYPE_CHECKING:
     from qkv.insight.inspect.residual_norms import residual_norms
     from qkv.insight.intervene.edit_effects import edit_effects
     from qkv.insight.intervene.steering import steer, steering_direction
+    from qkv.insight.lenses.lens_training import train_lens
+    from qkv.insight.lenses.tuned_lens import tuned_lens
     from qkv.insight.look import Look, look
     from qkv.insight.probing.activations import activations
     from qkv.insight.probing.probe_model import probe
@@ -44,9 +51,12 @@ __all__ = [
     "attribution",
     "attribution_patch",
     "capture_attention",
+    "circuit_scores",
+    "composition_scores",
     "edge_attribution",
     "edit_effects",
     "head_history",
+    "head_matrices",
     "head_patterns",
     "head_syntax",
     "integrated_gradients",
@@ -61,6 +71,10 @@ __all__ = [
     "residual_norms",
     "steer",
     "steering_direction",
+    "token_circuits",
+    "train_dictionary",
+    "train_lens",
+    "tuned_lens",
     "value_weighted_attention",
     "walk_head",
     "walk_model",

@@ -1,0 +1,1 @@
+"""The tuned lens: a logit lens with a trained translator for each layer."""
