@@ -47,7 +47,7 @@ def test_an_rnn_s_lens_is_its_output(open_page: Open) -> None:
 
 
 def test_each_view_has_its_status_line(open_page: Open) -> None:
-    page = open_page(made_look())
+    page = open_page(made_look(), "#view=heads&layer=0&head=0")
     starts = [
         "The text is 8 tokens",
         "Layer 0, head 0",

@@ -128,8 +128,8 @@ def made_look(
     norms = Norms(residual, gradient if bidirectional or T > 1 else None)
     attribution = weights(1, T, len((read or text).ids), causal and read is None)[0]
     lens = [guesses(tokens) for _ in range(depth + 1)]
-    parts = (lens[-1], lens, norms, attribution, bidirectional, walks, model_walk)
-    return Look(model, reading, captured, *parts)
+    parts = (lens[-1], lens, norms, attribution, bidirectional)
+    return Look(model, reading, captured, *parts, walks=walks, model_walk=model_walk)
 
 
 def recurrent_look() -> Look:

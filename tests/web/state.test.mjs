@@ -21,6 +21,8 @@ const FIRST = within(
     glance: "pattern",
     theme: null,
     step: 1,
+    told: null,
+    present: false,
     ...HEAD_STATE,
   },
   DATA,

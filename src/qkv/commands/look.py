@@ -19,6 +19,7 @@ from qkv.insight.inspect.capture import unmasked
 from qkv.insight.inspect.position_encoding import position_encoding
 from qkv.insight.look import FORMATS, Look, look
 from qkv.insight.render import terminal
+from qkv.insight.render.story_file import Story, read_story
 from qkv.insight.render.views import ENDINGS, View, ViewChoice
 from qkv.insight.walk.head_walk import HeadSite, walk_heads
 from qkv.insight.walk.walk_choice import walks_first
@@ -79,6 +80,9 @@ class LookCommand:
     text alone."""
     against: str | None = None
     """Another model that reads the same tokens: a page shows the heads of both side by side."""
+    story: Path | None = None
+    """A .toml file with states and captions that the page walks through, for a lecture; it may
+    have the text, too."""
     mask: Literal["causal", "none"] = "causal"
     """none removes the causal mask of a GPT, to see what it hides."""
     out: Path | None = None
@@ -88,7 +92,7 @@ class LookCommand:
 
     def run(self) -> None:
         check_writable("out", self.out)
-        check_not_input(self.out, [self.data], "read")
+        check_not_input(self.out, [self.data, self.story], "read")
         ending = ending_of(self.out)
         whole = ending in (".html", ".safetensors")
         if len(self.layer) > 1 and not whole:
@@ -100,15 +104,16 @@ class LookCommand:
         if self.against is not None and ending != ".html":
             raise ValueError("against: two models are shown on a page; write it to --out look.html")
 
+        story = self.read_story(ending)
         opened = open_float32(self.model, self.machine)
         if self.view == "positions":
             self.show_positions(opened.model)
             return
 
-        texts = self.read_texts()
+        texts = self.read_texts(story)
         note_unknown(opened.tokenizer, filter(None, [*texts, self.source, self.target]))
 
-        result = self.look_at(opened, texts, last_part(self.model))
+        result = self.look_at(opened, texts, last_part(self.model), story)
 
         first = self.layer[0] if self.layer else None
         head = self.head or None
@@ -131,16 +136,33 @@ class LookCommand:
             second = open_float32(self.against, self.machine)
             against = self.look_at(second, texts, last_part(self.against))
 
-        self.show_look(result, choice, against)
+        self.show_look(result, choice, against, story)
 
-    def look_at(self, opened: Opened, texts: list[str], name: str) -> Look:
-        """What one model does with the texts."""
+    def read_story(self, ending: str | None) -> Story | None:
+        """The story of the page, if there is one."""
+        if self.story is None:
+            return None
+        if ending != ".html":
+            raise ValueError("story: a page tells a story; write it to --out look.html")
+
+        return read_story(self.story)
+
+    def look_at(
+        self, opened: Opened, texts: list[str], name: str, story: Story | None = None
+    ) -> Look:
+        """What one model does with the texts; a page has what its story shows."""
         ending = ending_of(self.out)
+        shown = {self.view}
+        layers_shown, walked = self.layer, self.walked
+        if story is not None:
+            shown |= story.views
+            layers_shown += story.layers
+            walked += story.walked
         whole = ending in (".html", ".safetensors")
 
         # A page computes every layer and decides itself what is affordable (None).
         layers = self.layer or None
-        attribution: bool | None = self.view == "attribution"
+        attribution: bool | None = "attribution" in shown
         if ending == ".html":
             layers = None
             attribution = attribution or None
@@ -157,15 +179,15 @@ class LookCommand:
                 source=self.source,
                 target=self.target,
                 layers=layers,
-                at_least=self.layer,
+                at_least=layers_shown,
                 name=name,
                 attention=whole or self.view not in WITHOUT_ATTENTION,
-                lens=self.view == "lens" or None,
-                norms=self.view == "norms" or None,
+                lens="lens" in shown or None,
+                norms="norms" in shown or None,
                 attribution=attribution,
-                model_walk=self.view == "model" or (None if ending == ".html" else False),
-                walks=ending == ".html" and (self.view == "walk" or None),
-                walked=self.walked if ending == ".html" else (),
+                model_walk="model" in shown or (None if ending == ".html" else False),
+                walks=ending == ".html" and ("walk" in shown or None),
+                walked=walked if ending == ".html" else (),
             )
             if self.view == "walk" and not whole:
                 return self.with_walk(result, opened.model, opened.tokenizer)
@@ -187,8 +209,8 @@ class LookCommand:
 
         return replace(result, walks=walk_heads(model, result.reading, tokenizer, names[:1]))
 
-    def read_texts(self) -> list[str]:
-        """The texts of the command line, of a file, or of standard input."""
+    def read_texts(self, story: Story | None = None) -> list[str]:
+        """The texts of the command line, of a file, of the story, or of standard input."""
         if self.data is not None:
             if self.text:
                 raise ValueError("text: a file is given as well; leave one of them out")
@@ -197,18 +219,22 @@ class LookCommand:
 
         if self.text or self.source is not None:
             return list(self.text)
+        if story is not None and story.text is not None:
+            return [story.text]
         if sys.stdin.isatty():
             raise ValueError("text: expected a text to read, in quotation marks")
 
         return [read_standard_input().strip()]
 
-    def show_look(self, result: Look, choice: ViewChoice, against: Look | None) -> None:
+    def show_look(
+        self, result: Look, choice: ViewChoice, against: Look | None, story: Story | None
+    ) -> None:
         """Print one view, or write the file."""
         if choice.view is None and ending_of(self.out) in (None, *ENDINGS):
             choice = replace(choice, view=default_view(result, choice))
 
         if self.out is not None:
-            print(result.save(self.out, **vars(choice), against=against))
+            print(result.save(self.out, **vars(choice), against=against, story=story))
             return
 
         console = Console(highlight=False)

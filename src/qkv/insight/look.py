@@ -24,6 +24,7 @@ from qkv.insight.inspect.look_data import LookData
 from qkv.insight.inspect.model_input import Reading, leading_spaces, read
 from qkv.insight.inspect.residual_norms import Norms, residual_norms
 from qkv.insight.render.page import page
+from qkv.insight.render.story_file import Story, read_story
 from qkv.insight.render.views import ENDINGS, Heads, View, ViewChoice
 from qkv.insight.walk.attention_record import site_named
 from qkv.insight.walk.head_walk import HeadSite, HeadWalk, counted, walk_heads
@@ -66,6 +67,7 @@ class Look(LookData):
         token: int | None = None,
         without_first: bool = False,
         against: LookData | None = None,
+        story: Story | Path | str | None = None,
     ) -> Path:
         """Write a page (.html), one view as a picture (.png, .svg, .pdf), or the weights.
 
@@ -79,6 +81,7 @@ class Look(LookData):
             token: The token that is chosen when a page opens, counted from 0.
             without_first: Leave out the first token and special tokens, and rescale the rest.
             against: A look of another model at the same tokens, for a page with both.
+            story: A file with states and captions, which a page walks through.
 
         Returns:
             The path.
@@ -102,11 +105,15 @@ class Look(LookData):
             token=token,
             without_first=without_first,
         )
+        if isinstance(story, str | Path):
+            story = read_story(story)
         if ending == ".html":
-            storage.write_text(path, page(self, choice, against))
+            storage.write_text(path, page(self, choice, against, story))
             return path
         if against is not None:
             raise ValueError("against: two models are shown on a page; expected a .html file")
+        if story is not None:
+            raise ValueError("story: a page tells a story; expected a .html file")
 
         # Imports matplotlib, which takes long.
         from qkv.insight.render.figures import figure_style, look_figure

@@ -30,6 +30,7 @@ from qkv.insight.render.page_heads import (
 from qkv.insight.render.page_parts import described_parts
 from qkv.insight.render.page_text import heading, missing_views
 from qkv.insight.render.script_bundle import bundle, module
+from qkv.insight.render.story_file import Story, opened_story
 from qkv.insight.render.views import MISSING, View, ViewChoice, head_numbers, numbered
 from qkv.insight.render.walk.model_walk_data import model_walk_data
 from qkv.insight.render.walk.walk_data import described_walks, walk_blocks
@@ -37,7 +38,7 @@ from qkv.insight.render.walk.walk_data import described_walks, walk_blocks
 EXACT = 4_000_000
 """Weights up to which each has 16 bits; above, each has 8 bits of its root, precise near 0."""
 THREADS = 4
-STYLES = ("view.css", "tiles.css", "walk.css", "model_walk.css", "parts.css")
+STYLES = ("view.css", "tiles.css", "walk.css", "model_walk.css", "parts.css", "present.css")
 """Style sheets, in their order."""
 NO_SPACES: Mapping[int, int] = {}
 
@@ -46,6 +47,7 @@ def page(
     look: LookData,
     choice: ViewChoice = ViewChoice(),  # noqa: B008 - it is frozen
     against: LookData | None = None,
+    story: Story | None = None,
 ) -> str:
     """The page as text.
 
@@ -54,21 +56,23 @@ def page(
         choice: What is shown first. The default view is all heads, or one head if a layer or head
             is chosen; the default head is the most telling one whose weights were kept.
         against: A look of another model at the same tokens: its heads are shown beside.
+        story: States with captions; the page opens with the first.
 
     Raises:
         ValueError: If the look has no such view, kind, layer or head, or the tokens differ.
     """
     look = replace(look, attention=with_shares(look))
-    if against is None:
-        return "".join(chunks(look, opening(look, choice)))
-
-    check_same_tokens(look, against)
-    against = replace(against, attention=with_shares(against))
     start = opening(look, choice)
-    if "kind" in start:
-        second = against.of(start["kind"])
-        site = first_head(second, second.layers, range(second.heads))
-        start |= {"view": choice.view or "head", "compare": list(site)}
+    if against is not None:
+        check_same_tokens(look, against)
+        against = replace(against, attention=with_shares(against))
+        if "kind" in start:
+            second = against.of(start["kind"])
+            site = first_head(second, second.layers, range(second.heads))
+            start |= {"view": choice.view or "head", "compare": list(site)}
+
+    if story is not None:
+        start |= opened_story(look, story)
 
     return "".join(chunks(look, start, against))
 
@@ -182,7 +186,7 @@ def chunks(look: LookData, start: dict[str, Any], against: LookData | None = Non
         yield block(name, as_json(walk), "application/json")
 
     if look.model_walk is not None:
-        walk_data = model_walk_data(look.model_walk)
+        walk_data = model_walk_data(look.model_walk, look.leading_spaces)
         yield block("model_walk", as_json(walk_data), "application/json")
 
     if against is not None:

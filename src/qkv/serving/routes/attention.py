@@ -185,6 +185,6 @@ def look_response(result: Look, body: AttentionRequest) -> Response:
             "next": None if result.next is None else compact(result.next, result.leading_spaces),
             "lens": None if result.lens is None else compact(result.lens, result.leading_spaces),
             "parts": described_parts(result),
-            "model_walk": walk and model_walk_data(walk),
+            "model_walk": walk and model_walk_data(walk, result.leading_spaces),
         }
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -20,12 +21,15 @@ DRAWN = 64
 """Numbers of a vector that are drawn, at most; of a longer one evenly spaced ones."""
 
 
-def model_walk_data(walk: ModelWalk) -> dict[str, Any]:
-    """The walk for JSON. Side 0 is the text, side 1 the source of a translator."""
+def model_walk_data(walk: ModelWalk, spaces: Mapping[int, int]) -> dict[str, Any]:
+    """The walk for JSON; `spaces` are the leading spaces of tokens by id.
+
+    Side 0 is the text, side 1 the source of a translator.
+    """
     reading = walk.reading
-    sides = [side_data(reading.text)]
+    sides = [side_data(reading.text, spaces)]
     if reading.source is not None:
-        sides.append(side_data(reading.source))
+        sides.append(side_data(reading.source, spaces))
 
     steps = []
     for step in walk.steps:
@@ -44,16 +48,20 @@ def model_walk_data(walk: ModelWalk) -> dict[str, Any]:
         "sides": sides,
         "stacks": stacks,
         "steps": steps,
-        "lens": rows_of(walk.lens, 3),
-        "next": rows_of(walk.next, 2),
+        "lens": rows_of(walk.lens, 3, spaces),
+        "next": rows_of(walk.next, 2, spaces),
         "vocabulary": walk.vocabulary,
         "positions": positions_data(walk.position_kind, walk.positions),
     }
 
 
-def side_data(side: Side) -> dict[str, Any]:
+def side_data(side: Side, spaces: Mapping[int, int]) -> dict[str, Any]:
+    tokens = []
+    for id, token in zip(side.ids, side.tokens, strict=True):
+        tokens.append(" " * spaces.get(id, 0) + token)
+
     words = [[word.text, word.positions] for word in side.words]
-    return {"ids": side.ids, "tokens": side.tokens, "words": words}
+    return {"ids": side.ids, "tokens": tokens, "words": words}
 
 
 def stack_data(stack: StackWalk) -> dict[str, Any]:
@@ -120,11 +128,12 @@ def norms(vectors: Float[Tensor, "T N"]) -> Any:
     return rounded(vectors.float().norm(dim=-1).tolist())
 
 
-def rows_of(guesses: Any, depth: int) -> Any:
+def rows_of(guesses: Any, depth: int, spaces: Mapping[int, int]) -> Any:
     """Predictions in nested lists as [text, id, ...] with four digits."""
     if guesses is None:
         return None
     if depth == 0:
-        return shortened(guesses)
+        text, id, *numbers = shortened(guesses)
+        return [" " * spaces.get(id, 0) + text, id, *numbers]
 
-    return [rows_of(guess, depth - 1) for guess in guesses]
+    return [rows_of(guess, depth - 1, spaces) for guess in guesses]

@@ -66,7 +66,7 @@ export class Controls {
     this.element = element(
       "div",
       { class: "bar" },
-      element("nav", { "aria-label": "Views" }, ...this.views, element("span", { class: "tools" }, this.theme, help)),
+      element("nav", { "aria-label": "Views" }, ...this.views, element("span", { class: "tools" }, this.theme, page.menu.opener, help)),
       this.attention,
     );
     this.renew();

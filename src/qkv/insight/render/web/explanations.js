@@ -33,19 +33,19 @@ export const EXPLANATIONS = {
     ],
   },
   model: {
-    sentence: "The way of one token through the whole model, from its id to the next token.",
+    sentence: "One token on its way through the whole model, from its id to the draw of the next token.",
     formulas: [
       formula(
-        "the residual stream after a block is h plus attention of the norm of h, and then plus feed-forward of the norm of that",
-        "*h*′ = *h* + attention(norm(*h*)),   *h*″ = *h*′ + feed-forward(norm(*h*′))",
+        "h is the embedding plus the position; each block adds attention of the norm of h, then feed-forward of the norm of h; " +
+          "the probabilities are softmax of the output layer applied to the last norm of h",
+        "*h* ← *h* + attention(norm(*h*)),   *h* ← *h* + feed-forward(norm(*h*)),   *p* = softmax( *W* norm(*h*) )",
       ),
     ],
     text: [
-      "A token becomes a vector: its embedding, with its position added or rotated in. Each block adds two things to this " +
-        "residual stream: what attention brings from other tokens, and what the feed-forward network computes from this " +
-        "token alone. Some models apply the norm after the sum instead of before.",
-      "At the end the output layer turns the vector into logits, softmax turns these into probabilities, and one token is " +
-        "drawn.",
+      "The residual stream is the vector of one token that all blocks read and add to. The width of the band is its length, " +
+        "the bars are the lengths of what attention and feed-forward add, and beside them is the token that the output " +
+        "layer would predict there. A post-norm model norms each sum instead of what its parts read.",
+      "A block opens on Enter or a click: its norms, additions and heads. A head opens its walk, number by number.",
     ],
   },
   head: {

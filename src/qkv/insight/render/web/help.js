@@ -15,6 +15,7 @@ const KEYS = [
   ["+ − 0", "zoom in, zoom out, show all of the heat map (or Ctrl and wheel, drag, two fingers)"],
   ["Enter", "in all heads: open the head"],
   ["t", "dark or light theme"],
+  ["f", "presenter mode: large type, ← → the story or the steps of the view, Esc leaves"],
   ["?", "this help"],
 ];
 

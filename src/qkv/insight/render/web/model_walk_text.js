@@ -199,8 +199,8 @@ class PlaceText {
   logits() {
     const [first, second] = this.walk.next[this.token];
     const all = `The output layer compares the vector with every token of the vocabulary, ${this.walk.vocabulary.toLocaleString("en")} in all: a logit for each.`;
-    const then = second ? `, then ${quoted(second[0])} with ${brief(second[2])}` : "";
-    return `${all} The largest has ${quoted(first[0])} with ${brief(first[2])}${then}.`;
+    const then = second ? `, then comes ${quoted(second[0])} with ${brief(second[2])}` : "";
+    return `${all} The largest is that of ${quoted(first[0])}, ${brief(first[2])}${then}.`;
   }
 
   softmax() {

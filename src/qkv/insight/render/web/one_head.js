@@ -94,6 +94,11 @@ export class OneHead {
     return this.page.state.compare ? (width - APART) / 2 : width - BESIDE;
   }
 
+  /** Two maps are of one size, once everything above them is there. */
+  arrangeBoth({ compare }) {
+    if (compare) for (const map of [this.map, this.second.map]) map.arrange();
+  }
+
   focus() {
     this.map.canvas.focus({ preventScroll: true });
   }
@@ -146,10 +151,11 @@ export class OneHead {
     const draw = (matrix) => {
       this.matrix = matrix;
       const pinned = state.token === null ? null : rows.indexOf(state.token);
-      const shown = { pinned, causal: attention.causal, left };
-      this.map.show(matrix, rows, columns, colours, { ...shown, sums: state.sums && matrix.exact });
+      const sums = state.sums && matrix.exact && !(state.compare && state.difference); // two maps are of one size
+      const shown = { pinned, causal: attention.causal, left, sums };
+      this.map.show(matrix, rows, columns, colours, shown);
       this.showRow();
-      return this.second.show(state, matrix, { rows, columns, ...shown });
+      return this.second.show(state, matrix, { rows, columns, ...shown }).then(() => this.arrangeBoth(state));
     };
     const coming = shownMatrix(this.page, state);
     const first = await Promise.race([coming, new Promise((late) => setTimeout(late, 60, "late"))]);

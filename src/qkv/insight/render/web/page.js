@@ -18,9 +18,12 @@ import { NamedHeads } from "qkv/named_heads.js";
 import { NextTokens } from "qkv/next_tokens.js";
 import { Norms } from "qkv/norms.js";
 import { OneHead } from "qkv/one_head.js";
+import { PresentMenu } from "qkv/present_menu.js";
+import { Presenter } from "qkv/presenter.js";
 import { meanName } from "qkv/shown_matrix.js";
 import { VIEWS, fromHash, toHash, within } from "qkv/state.js";
 import { Store, otherStore } from "qkv/store.js";
+import { StoryBar } from "qkv/story.js";
 import { Names, tokenText } from "qkv/token_text.js";
 import { Walk } from "qkv/walk.js";
 
@@ -68,14 +71,20 @@ export class Page {
       scale: longest > LONG ? "log" : "root",
       glance: "pattern",
       theme: null,
+      present: false, // large type, and nothing but the view
+      told: null, // the step of the story
       ...HEAD_STATE,
     };
-    this.first = within({ ...first, ...data.start }, data);
+    const { story, ...start } = data.start ?? {};
+    this.first = within({ ...first, ...start }, data);
   }
 
   async open() {
     await this.store.open();
     await this.other?.open();
+    this.story = new StoryBar(this);
+    this.presenter = new Presenter(this);
+    this.menu = new PresentMenu(this);
     const titles = VIEWS.map((view) => [view, this.view(view).title]);
     this.controls = new Controls(this, titles);
     this.status = element("p", { class: "status", role: "status", "aria-live": "polite" });
@@ -85,10 +94,12 @@ export class Page {
     this.root.replaceChildren(
       ...(this.host.heading ? [this.heading()] : []),
       this.controls.element,
+      this.story.element,
       this.explanation.element,
       this.status,
       this.main,
       this.help.element,
+      this.menu.element,
     );
     const reread = () => {
       this.state = fromHash(this.host.read(), this.first, this.store.data);
@@ -170,6 +181,9 @@ export class Page {
     const scale = ["next", "lens"].includes(state.view) ? "linear" : state.scale; // probabilities are rarely small
     if (this.colours?.theme !== theme || this.colours.scale !== scale) this.colours = new Colours(theme, scale);
     this.controls.show(state);
+    this.story.show();
+    this.menu.show();
+    this.presenter.show(state);
     const view = this.view(state.view);
     this.explanation.show(view.explained ?? state.view);
     if (this.main.firstChild !== view.element) {
@@ -230,6 +244,12 @@ export class Page {
   key(event) {
     if (event.ctrlKey || event.metaKey || event.altKey || this.help.open) return;
     if (event.target.closest("select, input, textarea")) return;
+    if (this.presenter.key(event)) event.preventDefault();
+    else this.act(event);
+  }
+
+  /** The keys of the view, and those of all views. */
+  act(event) {
     const view = this.view(this.state.view);
     if (view.key?.(event)) {
       event.preventDefault();

@@ -97,7 +97,7 @@ export class SecondHead {
     return this.page.other ?? this.page.store;
   }
 
-  async show(state, first, { rows, columns, pinned, causal, left }) {
+  async show(state, first, { rows, columns, pinned, causal, left, sums }) {
     this.element.hidden = state.compare === null;
     this.element.replaceChildren(...(state.compare ? [this.line, this.map.element, this.note] : []));
     if (state.compare === null) return;
@@ -117,7 +117,7 @@ export class SecondHead {
     const says = sentenceOf(attention, patternOf(attention, side, layer, head));
     this.note.textContent = second ? says : `The page has no weights of layer ${layer}.`;
     if (!second) return;
-    if (!difference) this.map.show(second, rows, columns, colours, { pinned, causal, left });
+    if (!difference) this.map.show(second, rows, columns, colours, { pinned, causal, left, sums });
     else {
       this.note.textContent = "Blue: the first gives more weight. Orange: the second does.";
       const shown = differenceOf(first, second);

@@ -19,6 +19,8 @@ export function toHash(state) {
   if (state.glance !== "pattern") parts.set("glance", state.glance);
   writeHeadState(state, parts);
   if (state.theme) parts.set("theme", state.theme);
+  if (state.told !== null && state.told !== undefined) parts.set("story", state.told + 1);
+  if (state.present) parts.set("present", 1);
   return `#${parts}`;
 }
 
@@ -46,6 +48,12 @@ export function fromHash(hash, state, data) {
       scale: one("scale", ["linear", "root", "log"]),
       glance: one("glance", ["pattern", "entropy", "distance"]),
       theme: one("theme", ["dark", "light"]),
+      told: /^[1-9]\d*$/.test(parts.get("story") ?? "")
+        ? Number(parts.get("story")) - 1
+        : parts.has("view")
+          ? null
+          : state.told,
+      present: parts.get("present") === "1",
       ...readHeadState(parts, state),
     },
     data,

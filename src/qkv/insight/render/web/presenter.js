@@ -1,0 +1,67 @@
+// @ts-check
+// Presenter mode: large type and nothing but the view. Arrows walk the story, or the steps of the view; Esc leaves.
+
+const FORWARD = ["ArrowRight", "PageDown", " "];
+const BACK = ["ArrowLeft", "PageUp"];
+
+export class Presenter {
+  constructor(page) {
+    this.page = page;
+    this.full = false; // whether the window is full because of this mode
+    document.addEventListener("fullscreenchange", () => {
+      if (document.fullscreenElement || !this.full) return;
+      this.full = false;
+      this.page.set({ present: false }); // Esc left both
+    });
+  }
+
+  async toggle() {
+    const present = !this.page.state.present;
+    if (!present) return this.leave();
+    this.page.set({ present });
+    try {
+      await document.documentElement.requestFullscreen();
+      this.full = true;
+    } catch {
+      // a page inside a notebook may not: large type is left
+    }
+  }
+
+  leave() {
+    this.page.set({ present: false });
+    if (this.full && document.fullscreenElement) document.exitFullscreen().catch(() => {});
+    this.full = false;
+  }
+
+  /** Sets the size of the page before its view is drawn. */
+  show({ present }) {
+    const { root, main } = this.page;
+    if (root.classList.contains("presenting") === present) return;
+    root.classList.toggle("presenting", present);
+    document.documentElement.classList.toggle("presented", present);
+    if (present) this.before = scrollY;
+    scrollTo(0, present ? 0 : (this.before ?? 0)); // a larger page may be scrolled
+    if (present && !main.contains(document.activeElement)) main.focus({ preventScroll: true });
+  }
+
+  /** Keys of this mode; true if one was used. */
+  key(event) {
+    const { page } = this;
+    if (event.key === "f" && !event.shiftKey) this.toggle();
+    else if (!page.state.present || event.shiftKey) return false;
+    else if (event.key === "Escape") this.leave();
+    else return this.step(event);
+    return true;
+  }
+
+  step(event) {
+    const { page } = this;
+    const by = FORWARD.includes(event.key) ? 1 : BACK.includes(event.key) ? -1 : 0;
+    const pressing = event.key === " " && event.target.closest("button, summary, a");
+    if (by === 0 || pressing) return false;
+    if (page.story.steps.length) page.story.move(by);
+    else if (event.key.startsWith("Arrow")) return false; // the view's own steps
+    else page.act({ key: by > 0 ? "ArrowRight" : "ArrowLeft", shiftKey: false, target: event.target, preventDefault() {} });
+    return true;
+  }
+}
