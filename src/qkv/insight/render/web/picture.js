@@ -6,7 +6,7 @@ import { svg } from "qkv/elements.js";
 import { borders, colourOf, insetFrame, painted } from "qkv/picture_paint.js";
 
 const LEFT_OUT = [
-  ".zoom, .tools-line, .second-line, .walk-foot, .place-steps, .threshold, .readout, .busy, .unseen, select",
+  ".zoom, .tools-line, .second-line, .walk-foot, .place-steps, .threshold, .readout, .model-hint, .busy, .unseen, select",
   ".line > :is(.choice, .names, .name), .side > button, input:not([type=range])",
 ].join(", ");
 const MARGIN = 20;
