@@ -152,7 +152,7 @@ class LookCommand:
     ) -> Look:
         """What one model does with the texts; a page has what its story shows."""
         ending = ending_of(self.out)
-        shown = {self.view}
+        shown: set[str | None] = {self.view}
         layers_shown, walked = self.layer, self.walked
         if story is not None:
             shown |= story.views

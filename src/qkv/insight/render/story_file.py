@@ -101,7 +101,11 @@ def read_story(path: Path | str) -> Story:
 
     check_known(values, TOP, str(path))
     steps = values.get("step")
-    if not isinstance(steps, list) or not steps or not all(isinstance(step, dict) for step in steps):
+    if (
+        not isinstance(steps, list)
+        or not steps
+        or not all(isinstance(step, dict) for step in steps)
+    ):
         raise ValueError(f"{path}: expected one or more steps, each beginning with [[step]]")
 
     for name in ("title", "text", "model"):

@@ -242,7 +242,7 @@ export class Page {
   }
 
   key(event) {
-    if (event.ctrlKey || event.metaKey || event.altKey || this.help.open) return;
+    if (event.ctrlKey || event.metaKey || event.altKey || this.help.open || this.menu.open) return;
     if (event.target.closest("select, input, textarea")) return;
     if (this.presenter.key(event)) event.preventDefault();
     else this.act(event);

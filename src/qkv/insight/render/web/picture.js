@@ -5,7 +5,10 @@
 import { svg } from "qkv/elements.js";
 import { borders, colourOf, insetFrame, painted } from "qkv/picture_paint.js";
 
-const LEFT_OUT = ".zoom, .tools-line, .second-line, .walk-foot, .model-foot, .threshold, .busy, .unseen, select, input";
+const LEFT_OUT = [
+  ".zoom, .tools-line, .second-line, .walk-foot, .place-steps, .threshold, .readout, .model-hint, .busy, .unseen, select",
+  ".line > :is(.choice, .names, .name), .side > button, input:not([type=range])",
+].join(", ");
 const MARGIN = 20;
 const LINE = 24;
 const UNWRITABLE = /[\u0000-\u0008\u000b\u000c\u000e-\u001f\ufffe\uffff]|\p{Surrogate}/gu; // XML has none of these
@@ -14,33 +17,46 @@ const SHAPE = /^(d|x|y|x1|y1|x2|y2|cx|cy|r|width|height|points|transform|viewBox
 /** The picture as text with its size; `lines` are texts above it. */
 export function pictureOf(root, lines = []) {
   const box = root.getBoundingClientRect();
-  const style = getComputedStyle(root);
-  const above = MARGIN + lines.length * LINE + (lines.length ? 8 : 0);
+  const { fontFamily, color } = getComputedStyle(root);
+  const widest = Math.max(300, box.width - MARGIN);
+  const heading = lines.flatMap((line, number) => wrapped(line, number ? "15px" : "650 17px", fontFamily, widest));
+  const above = MARGIN + heading.length * LINE + (heading.length ? 8 : 0);
   const painter = new Painter(box.left - MARGIN, box.top - above);
   const drawn = painter.element(root);
 
-  const width = Math.ceil(Math.min(painter.right, box.right - painter.left) + MARGIN);
+  const texts = heading.map(({ text, wide, first }, number) => {
+    painter.right = Math.max(painter.right, MARGIN + wide);
+    const place = { x: MARGIN, y: MARGIN + LINE * (number + 0.7), "font-family": fontFamily };
+    const bold = first && number === 0;
+    const size = { "font-size": bold ? 17 : 15, "font-weight": bold ? 650 : null };
+    return svg("text", { ...place, ...size, ...colourOf(color, "fill") }, writable(text));
+  });
+  const width = Math.ceil(painter.right + MARGIN);
   const height = Math.ceil(painter.bottom + MARGIN);
-  const size = { width, height, viewBox: `0 0 ${width} ${height}` };
   const page = getComputedStyle(document.documentElement).backgroundColor;
+  const picture = svg("svg", { xmlns: "http://www.w3.org/2000/svg", width, height, viewBox: `0 0 ${width} ${height}` });
   const ground = svg("rect", { width, height, ...colourOf(page, "fill") });
-  const heading = lines.map((line, number) =>
-    svg(
-      "text",
-      {
-        x: MARGIN,
-        y: MARGIN + LINE * (number + 0.7),
-        "font-family": style.fontFamily,
-        "font-size": number ? 15 : 17,
-        "font-weight": number ? 400 : 650,
-        ...colourOf(style.color, "fill"),
-      },
-      writable(line),
-    ),
-  );
-  const picture = svg("svg", { xmlns: "http://www.w3.org/2000/svg", ...size });
-  picture.append(ground, svg("defs", {}, ...painter.clips), ...heading, drawn);
+  picture.append(ground, svg("defs", {}, ...painter.clips), ...texts, drawn);
   return { text: new XMLSerializer().serializeToString(picture), width, height };
+}
+
+/** A text in lines that are not too wide. */
+function wrapped(text, font, family, widest) {
+  const pen = document.createElement("canvas").getContext("2d");
+  pen.font = `${font} ${family}`;
+  const lines = [""];
+  for (const part of text.split(/\s+/)) {
+    const longer = `${lines.at(-1)} ${part}`.trim();
+    if (pen.measureText(longer).width > widest && lines.at(-1)) lines.push(part);
+    else lines[lines.length - 1] = longer;
+  }
+  const first = font.startsWith("650");
+  return lines.map((line) => ({ text: line, wide: Math.min(widest, pen.measureText(line).width), first }));
+}
+
+/** The colour of a bar that can be moved; its style sheet draws it as a gradient. */
+function accentOf(style) {
+  return /(?:rgba?|oklab|oklch|color)\([^()]+\)/.exec(style.backgroundImage)?.[0] ?? style.color;
 }
 
 function writable(text) {
@@ -49,7 +65,6 @@ function writable(text) {
 
 class Painter {
   constructor(left, top) {
-    Object.assign(this, { left, top });
     this.left = left;
     this.top = top;
     this.right = 0; // of what is drawn
@@ -82,7 +97,7 @@ class Painter {
     const inside = this.clipped(group, node, style, box);
     const before = this.window;
     if (inside !== group) this.window = box;
-    for (const child of node.childNodes) {
+    for (const child of [...node.childNodes].sort((a, b) => layerOf(a) - layerOf(b))) {
       if (child instanceof Text && style.visibility !== "hidden") inside.append(...this.text(child, style));
       else if (child instanceof Element) inside.append(this.element(child));
     }
@@ -114,6 +129,10 @@ class Painter {
       const rendering = style.imageRendering === "pixelated" ? "pixelated" : null;
       const href = node.toDataURL();
       parts.push(svg("image", { ...place, href, preserveAspectRatio: "none", "image-rendering": rendering }));
+    }
+    if (node instanceof HTMLInputElement) {
+      const part = (Number(node.value) - Number(node.min)) / (Number(node.max) - Number(node.min));
+      parts.push(svg("rect", { ...place, width: place.width * part, rx: 3, ...colourOf(accentOf(style), "fill") }));
     }
     parts.push(...insetFrame(style, place), ...borders(style, place));
     for (const which of ["::before", "::after"]) parts.push(...this.pseudo(node, which, place));
@@ -167,7 +186,7 @@ class Painter {
     for (const { data, box } of linesOf(node)) {
       if (!data.trim() || !this.seen(box)) continue;
       this.grow(box);
-      texts.push(svg("text", { ...this.placed(box, style, rise, node), ...this.font(style) }, writable(data.trim())));
+      texts.push(svg("text", { ...this.placed(box, style, rise, node), ...this.font(style) }, writable(data.trim().replace(/\s+/g, " "))));
     }
     return texts;
   }
@@ -208,26 +227,35 @@ class Painter {
   }
 }
 
+/** Which of two siblings lies above the other, such as a row of names that stays while the rest scrolls. */
+function layerOf(node) {
+  return node instanceof Element ? Number(getComputedStyle(node).zIndex) || 0 : 0;
+}
+
 const round = (number) => Math.round(100 * number) / 100;
 
-/** The lines of a text node: its characters, as far as they stand side by side. */
+/** The lines of a text node: the parts between spaces, as far as they stand side by side. */
 function linesOf(node) {
   const range = document.createRange();
-  range.selectNodeContents(node);
-  const boxes = [...range.getClientRects()].filter(({ width, height }) => width && height);
-  if (boxes.length === 1) return [{ data: node.data.replace(/\s+/g, " "), box: boxes[0] }];
+  const boxOf = (start, end) => {
+    range.setStart(node, start);
+    range.setEnd(node, end);
+    return [...range.getClientRects()].filter(({ width, height }) => width && height);
+  };
+  const start = node.data.search(/\S/);
+  const boxes = boxOf(start, node.data.trimEnd().length);
+  if (boxes.length === 1) return [{ data: node.data, box: boxes[0] }];
   const lines = [];
-  for (const { index, 0: piece } of node.data.matchAll(/\S+\s*/g)) {
-    range.setStart(node, index);
-    range.setEnd(node, index + piece.trimEnd().length);
-    const box = range.getBoundingClientRect();
+  for (const { index, 0: part } of node.data.matchAll(/\S+\s*/g)) {
+    const [box] = boxOf(index, index + part.trimEnd().length);
     const line = lines.at(-1);
+    if (!box) continue;
     if (line && Math.abs(line.box.top - box.top) < 2) {
-      line.data += piece;
+      line.data += part;
       line.box = DOMRect.fromRect({ ...rectOf(line.box), width: box.right - line.box.left });
-    } else lines.push({ data: piece, box });
+    } else lines.push({ data: part, box });
   }
-  return lines.map(({ data, box }) => ({ data: data.replace(/\s+/g, " "), box }));
+  return lines;
 }
 
 function rectOf({ x, y, width, height }) {

@@ -29,7 +29,7 @@ export class PresentMenu {
     this.element = element(
       "div",
       { class: "present-menu", popover: "auto", role: "dialog", "aria-label": "Present and save" },
-      button("Present (f)", present),
+      button("Present (f)", present, { autofocus: true }),
       element(
         "div",
         { class: "row-of", role: "group", "aria-label": "Save this view" },
@@ -50,6 +50,10 @@ export class PresentMenu {
       const open = /** @type {any} */ (event).newState === "open";
       this.opener.setAttribute("aria-expanded", String(open));
     });
+  }
+
+  get open() {
+    return this.element.matches(":popover-open");
   }
 
   toggle() {
