@@ -61,6 +61,7 @@ function quote(text) {
  */
 export function readStory(file) {
   const story = { title: "", steps: [] };
+  /** @type {Record<string, any>} */
   let table = story;
   const lines = file.split(/\r?\n/);
   for (let number = 0; number < lines.length; number++) {
