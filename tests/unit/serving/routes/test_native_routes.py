@@ -259,6 +259,7 @@ def test_attention_equals_the_page_of_look(http: httpx.Client, models: Models) -
     for name, block in reply["blocks"].items():
         assert f'id="qkv.{name}">{block}</script>' in whole
     assert reply["blocks"].keys() == {
+        "self.mean",
         "self.overview",
         "self.0.0",
         "self.0.1",
@@ -277,7 +278,7 @@ def test_attention_equals_the_page_of_look(http: httpx.Client, models: Models) -
 def test_one_layer_of_attention_with_an_ablated_head(http: httpx.Client, models: Models) -> None:
     model, tokenizer = models["gpt"]
     reply = reply_of(http, "attention", model="gpt", text=SENTENCE, layers=[1], heads_off=["0.1"])
-    assert reply["blocks"].keys() == {"self.overview", "self.1.0", "self.1.1"}
+    assert reply["blocks"].keys() == {"self.mean", "self.overview", "self.1.0", "self.1.1"}
     with apply_edits(model, [Edit(0, 1)]):
         expected = look(model, SENTENCE, tokenizer=tokenizer).of("self").layers[1][0]
     shape = reply["data"]["attention"][0]["shape"]
