@@ -19,7 +19,7 @@ from qkv.commands.heads import passages
 from qkv.generation.fill import Guess
 from qkv.insight.inspect.logit_lens import logit_lens
 from qkv.insight.inspect.model_input import read
-from qkv.insight.lenses.lens_training import TrainedLens, train_lens
+from qkv.insight.lenses.lens_training import POSITIONS, TrainedLens, train_lens
 from qkv.insight.lenses.tuned_lens import TunedLens, tuned_lens
 from qkv.insight.render.head_tables import head_table, numbers
 from qkv.tables import Table
@@ -50,7 +50,9 @@ class Lens:
     out: Path | None = None
     """The file for the trained lens."""
     steps: int = 250
-    """Training steps, each with up to 64 positions of one text."""
+    """Training steps."""
+    positions: int = POSITIONS
+    """Positions of each step, all of one text; more need more time."""
     limit: int = 200
     """Passages of the data that are read."""
     seed: int = 0
@@ -85,7 +87,13 @@ class Lens:
         note_unknown(tokenizer, texts)
         with progress_bar("training") as advance:
             trained = train_lens(
-                model, tokenizer, texts, steps=self.steps, seed=self.seed, advance=advance
+                model,
+                tokenizer,
+                texts,
+                steps=self.steps,
+                positions=self.positions,
+                seed=self.seed,
+                advance=advance,
             )
 
         trained.lens.save(self.out)

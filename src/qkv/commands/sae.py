@@ -22,7 +22,7 @@ from qkv.insight.dictionary.dictionary_training import TrainedDictionary, train_
 from qkv.insight.dictionary.feature_texts import Feature, feature_texts
 from qkv.insight.dictionary.sparse_autoencoder import Sparsity
 from qkv.insight.dictionary.token_rows import token_rows, token_vectors
-from qkv.insight.inspect.model_input import readable_token
+from qkv.insight.inspect.model_input import leading_spaces, readable_token
 from qkv.insight.render.feature_page import feature_page, feature_table, measures_line
 
 WEIGHTS = "autoencoder.safetensors"
@@ -73,9 +73,9 @@ class SparseFeatures:
 
     def run(self) -> None:
         check_writable("out", self.out / PAGE)
-        for name in ("limit", "texts", "top"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}: expected 1 or more, not {getattr(self, name)}")
+        for flag in ("limit", "texts", "top"):
+            if getattr(self, flag) < 1:
+                raise ValueError(f"{flag}: expected 1 or more, not {getattr(self, flag)}")
 
         model, tokenizer = open_float32(self.model, self.machine)
         texts = list(islice(passages(self.data), self.limit))
@@ -104,7 +104,8 @@ class SparseFeatures:
 
         # Results
         title = f"Features of {Path(self.model).name}, layer {self.layer}"
-        page = feature_page(features, trained.measures, title, name)
+        spaces = leading_spaces(tokenizer, {id for row in rows for id in row})
+        page = feature_page(features, trained.measures, title, name, spaces)
         numbers = self.measures_object(trained, len(found.places))
         listed = [feature_object(feature, name) for feature in features]
         content = json.dumps({**numbers, "list": listed}, ensure_ascii=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,8 @@ def test_features_of_a_layer(qkv: Qkv, models: Path, tmp_path: Path, book: Path)
     page = (out / "index.html").read_text()
     assert page.count("<section") == len(values["list"])
     assert "<script" not in page
+    written = re.sub(r"<[^>]*>", "", page)
+    assert any(sentence[:12] in written for sentence in SENTENCES)  # tokens with their spaces
 
     again = json.loads(qkv("sae", models / "gpt", *flags, "--json").out)
     assert again["loss"] == values["loss"]

@@ -47,7 +47,9 @@ class TokenCircuit(NamedTuple):
     def row(self, token: int) -> Float[Tensor, "N"]:
         """The numbers of one token with all others, in the order of `tokens`."""
         if token not in self.tokens:
-            raise ValueError(f"token: {token} is not one of the {len(self.tokens):,} of the circuit")
+            raise ValueError(
+                f"token: {token} is not one of the {len(self.tokens):,} of the circuit"
+            )
 
         return self.right @ self.left[self.tokens.index(token)]
 
@@ -122,7 +124,7 @@ def token_circuits(
     _, stack = pre_norm_stack(backbone, "token circuits")
     check_linear_output(backbone)
     ids = check_tokens(backbone, stack, layer, head, tokens)
-    block = stack.blocks[layer]
+    block: Any = stack.blocks[layer]
     attention = checked_attention(block.attention)
     norm = norm_before(block, "attention")
     assert norm is not None

@@ -69,7 +69,8 @@ class SparseAutoencoder(nn.Module):
     @torch.no_grad()
     def normalise(self) -> None:
         """Give all directions length 1: otherwise small activities would cost nothing."""
-        self.directions /= self.directions.norm(dim=1, keepdim=True).clamp(min=1e-8)
+        lengths = self.directions.norm(dim=1, keepdim=True).clamp(min=1e-8)
+        self.directions.div_(lengths)
 
     def save(self, path: Path) -> None:
         """Write a safetensors file with the config in its metadata."""

@@ -14,11 +14,11 @@ from torch import Tensor
 from qkv.generation.generate import without_dropout
 from qkv.insight.dictionary.token_rows import token_rows
 from qkv.insight.inspect.logit_lens import residuals
-from qkv.insight.lenses.tuned_lens import TunedLens, lens_logits
+from qkv.insight.lenses.tuned_lens import TunedLens, last_norm, lens_logits
 from qkv.models.model import Model, backbone_of
 from qkv.text.tokenizer import Tokenizer
 
-POSITIONS = 64
+POSITIONS = 32
 """Positions of a step; each needs the logits of all layers."""
 HELD_OUT = 8
 """Every eighth text is not trained on, but measured."""
@@ -41,6 +41,7 @@ def train_lens(
     texts: Sequence[str],
     *,
     steps: int = 250,
+    positions: int = POSITIONS,
     learning_rate: float = 1e-3,
     seed: int = 0,
     advance: Callable[[int, int], object] = lambda *_: None,
@@ -51,7 +52,8 @@ def train_lens(
         model: A GPT, or a BERT that predicts tokens.
         tokenizer: Its tokenizer.
         texts: Texts like those that will be read; every eighth is held out, if there are as many.
-        steps: Steps of Adam, each with up to 64 positions of one text.
+        steps: Steps of Adam, each with some positions of one text.
+        positions: The number of these positions.
         learning_rate: The step size, which falls to 0.
         seed: For the order of texts and positions; the same seed gives the same lens.
         advance: Called with the steps that are done, and with that of all.
@@ -60,7 +62,7 @@ def train_lens(
         The lens, with the divergence of each layer before and after training.
 
     Raises:
-        ValueError: If the model has no lens, there is no text, or steps is below 1.
+        ValueError: If the model has no lens, there is no text, or a number is below 1.
 
     Example:
         >>> from qkv import insight, models, text
@@ -70,8 +72,9 @@ def train_lens(
         >>> trained.lens.matrix.shape, trained.tuned.shape
         (torch.Size([1, 8, 8]), torch.Size([1]))
     """
-    if steps < 1:
-        raise ValueError(f"steps: expected 1 or more, not {steps}")
+    for name, value in (("steps", steps), ("positions", positions)):
+        if value < 1:
+            raise ValueError(f"{name}: expected 1 or more, not {value}")
 
     lens = TunedLens.of(model)
     rows = token_rows(model, tokenizer, texts)
@@ -89,11 +92,12 @@ def train_lens(
                 group["lr"] = learning_rate * (1 - step / steps)
 
             row = training[int(torch.randint(len(training), (), generator=generator))]
-            chosen = torch.randperm(len(row), generator=generator)[:POSITIONS]
+            chosen = torch.randperm(len(row), generator=generator)[:positions]
             optimiser.zero_grad()
-            layers = layer_vectors(model, row, chosen)
-            for layer in range(len(layers) - 1):
-                layer_divergence(model, lens, layers, layer).mean().backward()
+            *layers, last = layer_vectors(model, row, chosen)
+            own = own_prediction(model, last)
+            for layer, vectors in enumerate(layers):
+                layer_divergence(model, lens, vectors, layer, own).mean().backward()
 
             optimiser.step()
             advance(step + 1, steps)
@@ -132,28 +136,34 @@ def layer_vectors(
     return [value[0, positions.to(value.device)] for value in captured.values()]
 
 
+@torch.no_grad()
+def own_prediction(model: Model, last: Float[Tensor, "T E"]) -> Float[Tensor, "T V"]:
+    """The log-probabilities of the model itself, from the residual stream after its last layer."""
+    return backbone_of(model).logits(last_norm(model, last)).log_softmax(-1)
+
+
 def layer_divergence(
-    model: Model, lens: TunedLens, layers: Sequence[Float[Tensor, "T E"]], layer: int
+    model: Model,
+    lens: TunedLens,
+    vectors: Float[Tensor, "T E"],
+    layer: int,
+    own: Float[Tensor, "T V"],
 ) -> Float[Tensor, "T"]:
     """KL(model's own prediction || prediction of a layer through the lens) at each position."""
-    with torch.no_grad():
-        own = lens_logits(model, lens, layers[-1], len(layers) - 1).log_softmax(-1)
-
-    found = lens_logits(model, lens, layers[layer], layer).log_softmax(-1)
+    found = lens_logits(model, lens, vectors, layer).log_softmax(-1)
     return F.kl_div(found, own, log_target=True, reduction="none").sum(-1)
 
 
 @torch.no_grad()
-def divergences(
-    model: Model, lens: TunedLens, rows: Sequence[Sequence[int]]
-) -> Float[Tensor, "L"]:
+def divergences(model: Model, lens: TunedLens, rows: Sequence[Sequence[int]]) -> Float[Tensor, "L"]:
     """The mean divergence of each layer over all positions of some texts."""
     totals = torch.zeros(len(lens.matrix))
     count = 0
     for row in rows:
-        layers = layer_vectors(model, row)
-        for layer in range(len(totals)):
-            totals[layer] += float(layer_divergence(model, lens, layers, layer).sum())
+        *layers, last = layer_vectors(model, row)
+        own = own_prediction(model, last)
+        for layer, vectors in enumerate(layers):
+            totals[layer] += float(layer_divergence(model, lens, vectors, layer, own).sum())
 
         count += len(row)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.resources import files
 
 from qkv.insight.dictionary.dictionary_training import DictionaryMeasures
@@ -43,9 +43,21 @@ def feature_table(features: Sequence[Feature], name: TokenName, count: int) -> T
 
 
 def feature_page(
-    features: Sequence[Feature], measures: DictionaryMeasures, title: str, name: TokenName
+    features: Sequence[Feature],
+    measures: DictionaryMeasures,
+    title: str,
+    name: TokenName,
+    spaces: Mapping[int, int],
 ) -> str:
-    """A page without scripts that needs no network: every feature with its texts."""
+    """A page without scripts that needs no network: every feature with its texts.
+
+    Args:
+        features: The features.
+        measures: The measures of the autoencoder.
+        title: The heading.
+        name: The readable text of a token id.
+        spaces: The spaces that some tokens begin with; if none does, a space separates tokens.
+    """
     style = files("qkv.insight.render").joinpath("web/features.css").read_text(encoding="utf-8")
     policy = f"default-src 'none'; style-src {hashed(style)}; img-src data:; base-uri 'none'"
     parts = [
@@ -59,14 +71,17 @@ def feature_page(
         f'<p class="note">{html.escape(measures_line(measures))}</p>',
     ]
     for feature in features:
-        parts.append(feature_section(feature, name))
+        parts.append(feature_section(feature, name, spaces))
 
     return "\n".join([*parts, "</main>\n</body>\n</html>\n"])
 
 
-def feature_section(feature: Feature, name: TokenName) -> str:
+def feature_section(feature: Feature, name: TokenName, spaces: Mapping[int, int]) -> str:
     """One feature with its texts."""
-    lines = [f"<li>{text_line(text, feature.largest, name)}</li>" for text in feature.texts]
+    lines = []
+    for text in feature.texts:
+        lines.append(f"<li>{text_line(text, feature.largest, name, spaces)}</li>")
+
     return (
         f'<section id="f{feature.number}"><h2>Feature {feature.number} '
         f"<small>active at {feature.frequency:.2%} of tokens, at most {feature.largest:.2f}"
@@ -74,7 +89,7 @@ def feature_section(feature: Feature, name: TokenName) -> str:
     )
 
 
-def text_line(text: FeatureText, largest: float, name: TokenName) -> str:
+def text_line(text: FeatureText, largest: float, name: TokenName, spaces: Mapping[int, int]) -> str:
     """The tokens of a text, shaded by how active the feature is."""
     spans = []
     for place, (id, value) in enumerate(zip(text.ids, text.activity, strict=True)):
@@ -88,6 +103,6 @@ def text_line(text: FeatureText, largest: float, name: TokenName) -> str:
         if classes:
             shown = f'<span class="{" ".join(classes)}" title="{value:.2f}">{shown}</span>'
 
-        spans.append(shown)
+        spans.append(" " * spaces.get(id, 0) + shown)
 
-    return " ".join(spans)
+    return ("" if spaces else " ").join(spans).strip()

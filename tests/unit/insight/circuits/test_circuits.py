@@ -146,9 +146,7 @@ def test_other_families_have_matrices() -> None:
         assert circuit_scores(both, kind).copying.shape == (2, 4)
     block = both.decoder.blocks[1]
     keys = block.cross_attention.qkv.weight.detach()[16:20] * both.encoder.norm.gain.detach()
-    assert_close(
-        head_matrices(both, 1, "cross").key[0], keys - keys.mean(-1, keepdim=True)
-    )
+    assert_close(head_matrices(both, 1, "cross").key[0], keys - keys.mean(-1, keepdim=True))
     assert composition_scores(both, "encoder").random == pytest.approx(1 / math.sqrt(16))
 
     plain = bert()  # post-norm: the attention reads the residual stream as it is

@@ -105,8 +105,10 @@ def test_vectors_are_those_of_the_model() -> None:
             assert rows[row][position] not in tokenizer.special
             if row == 1:
                 assert_close(
-                    found.vectors[number], seen["stack.blocks.1.after"][0, position],
-                    atol=1e-4, rtol=1e-4,
+                    found.vectors[number],
+                    seen["stack.blocks.1.after"][0, position],
+                    atol=1e-4,
+                    rtol=1e-4,
                 )
 
 
