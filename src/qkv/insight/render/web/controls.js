@@ -66,7 +66,12 @@ export class Controls {
     this.element = element(
       "div",
       { class: "bar" },
-      element("nav", { "aria-label": "Views" }, ...this.views, element("span", { class: "tools" }, this.theme, page.menu.opener, help)),
+      element(
+        "nav",
+        { "aria-label": "Views" },
+        ...this.views,
+        element("span", { class: "tools" }, this.theme, page.menu.opener, help),
+      ),
       this.attention,
     );
     this.renew();
@@ -110,7 +115,7 @@ export class Controls {
         nav.scrollLeft = Math.min(nav.scrollLeft, button.offsetLeft - nav.offsetLeft);
         nav.scrollLeft = Math.max(
           nav.scrollLeft,
-          button.offsetLeft + button.offsetWidth - nav.offsetLeft - nav.clientWidth + 90,
+          button.offsetLeft + button.offsetWidth - nav.offsetLeft - nav.clientWidth + 126, // the tools at the end
         );
       } else button.removeAttribute("aria-current");
     }

@@ -100,14 +100,15 @@ export class HeatMap {
     const [beside, below] = this.sums.size;
     const readable = (count) => (count <= SHORT ? count * READABLE : 0);
     let [left, above] = [0, 0];
-    for (let size = 13; ; size = this.size) {
+    const least = Math.round((13 / 15) * parseFloat(getComputedStyle(document.documentElement).fontSize)); // 13 of 15px
+    for (let size = least; ; size = this.size) {
       // larger cells have larger labels, which leave less room for the cells
       left = Math.max(CORNER[0], Math.min(Math.ceil((this.widths[0] * size) / 13) + 14, width * 0.3, 170));
       above = Math.max(CORNER[1], Math.min(Math.ceil((this.widths[1] * size) / 13) + 14, 130));
       const wide = Math.max(width - left - 2 - beside, readable(this.columns.count));
       const high = Math.max(room - above - below, readable(this.rows.count));
       this.viewport.resize(wide, high, LARGEST, fit);
-      this.size = Math.min(18, Math.max(13, Math.round(this.viewport.least * 0.24)));
+      this.size = Math.max(least, Math.min(18, Math.round(this.viewport.least * 0.24)));
       if (this.size <= size) break;
     }
     // labels that fit above a cell are not turned

@@ -6,7 +6,8 @@ import { svg } from "qkv/elements.js";
 import { borders, colourOf, insetFrame, painted } from "qkv/picture_paint.js";
 
 const LEFT_OUT = [
-  ".zoom, .tools-line, .second-line, .walk-foot, .place-steps, .threshold, .readout, .model-hint, .busy, .unseen, select",
+  ".zoom, .tools-line, .second-line, .walk-foot, .place-steps, .threshold, .readout, .model-hint",
+  ".busy, .unseen, select",
   ".line > :is(.choice, .names, .name), .side > button, input:not([type=range])",
 ].join(", ");
 const MARGIN = 20;
@@ -186,7 +187,8 @@ class Painter {
     for (const { data, box } of linesOf(node)) {
       if (!data.trim() || !this.seen(box)) continue;
       this.grow(box);
-      texts.push(svg("text", { ...this.placed(box, style, rise, node), ...this.font(style) }, writable(data.trim().replace(/\s+/g, " "))));
+      const line = writable(data.trim().replace(/\s+/g, " "));
+      texts.push(svg("text", { ...this.placed(box, style, rise, node), ...this.font(style) }, line));
     }
     return texts;
   }
@@ -206,7 +208,9 @@ class Painter {
   /** A drawing that is SVG already, with the colours that its style sheet gives it. */
   drawing(node, place) {
     const copy = svg(/** @type {any} */ (node.localName), place ?? {});
-    for (const { name, value } of node.attributes) if (SHAPE.test(name) && !copy.hasAttribute(name)) copy.setAttribute(name, value);
+    for (const { name, value } of node.attributes) {
+      if (SHAPE.test(name) && !copy.hasAttribute(name)) copy.setAttribute(name, value);
+    }
     const style = getComputedStyle(node);
     if (style.display === "none") return svg("g");
     if (node instanceof SVGTextElement) {

@@ -21,7 +21,8 @@ export function pictureName(data, state, kind) {
   const parts = [data.model, state.view];
   if (WITH_HEADS.includes(state.view)) {
     if (data.attention.length > 1) parts.push(state.kind);
-    parts.push(...(state.mean === "all" ? ["mean"] : [`layer${state.layer}`, state.mean ? "mean" : `head${state.head}`]));
+    const head = state.mean ? "mean" : `head${state.head}`;
+    parts.push(...(state.mean === "all" ? [head] : [`layer${state.layer}`, head]));
   }
   if (state.view === "walk") parts.push(`step${state.step}`);
   return `${fileName(parts.join("-"))}.${kind}`;

@@ -61,7 +61,10 @@ export class Presenter {
     if (by === 0 || pressing) return false;
     if (page.story.steps.length) page.story.move(by);
     else if (event.key.startsWith("Arrow")) return false; // the view's own steps
-    else page.act({ key: by > 0 ? "ArrowRight" : "ArrowLeft", shiftKey: false, target: event.target, preventDefault() {} });
+    else {
+      const key = by > 0 ? "ArrowRight" : "ArrowLeft";
+      page.act({ key, shiftKey: false, target: event.target, preventDefault() {} });
+    }
     return true;
   }
 }

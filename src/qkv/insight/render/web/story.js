@@ -12,8 +12,7 @@ export class StoryBar {
     this.story = page.store.data.start?.story ?? { title: "", steps: [] };
     this.title = element("span", { class: "story-title" });
     this.caption = element("p", { class: "story-caption", dir: "auto", "aria-live": "polite" });
-    const button = (name, by) =>
-      element("button", { type: "button", onclick: () => this.move(by) }, name);
+    const button = (name, by) => element("button", { type: "button", onclick: () => this.move(by) }, name);
     this.back = button("‹ Back", -1);
     this.next = button("Next ›", 1);
     this.pips = element("div", { class: "pips", role: "group", "aria-label": "Steps of the story" });
