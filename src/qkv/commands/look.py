@@ -158,14 +158,12 @@ class LookCommand:
             shown |= story.views
             layers_shown += story.layers
             walked += story.walked
+
         whole = ending in (".html", ".safetensors")
 
         # A page computes every layer and decides itself what is affordable (None).
-        layers = self.layer or None
-        attribution: bool | None = "attribution" in shown
-        if ending == ".html":
-            layers = None
-            attribution = attribution or None
+        is_page = ending == ".html"
+        unless_shown = None if is_page else False
 
         with ExitStack() as changes:
             if self.mask == "none":
@@ -178,16 +176,16 @@ class LookCommand:
                 tokenizer=opened.tokenizer,
                 source=self.source,
                 target=self.target,
-                layers=layers,
+                layers=None if is_page else self.layer or None,
                 at_least=layers_shown,
                 name=name,
                 attention=whole or self.view not in WITHOUT_ATTENTION,
                 lens="lens" in shown or None,
                 norms="norms" in shown or None,
-                attribution=attribution,
-                model_walk="model" in shown or (None if ending == ".html" else False),
-                walks=ending == ".html" and ("walk" in shown or None),
-                walked=walked if ending == ".html" else (),
+                attribution="attribution" in shown or unless_shown,
+                model_walk="model" in shown or unless_shown,
+                walks=is_page and ("walk" in shown or None),
+                walked=walked if is_page else (),
             )
             if self.view == "walk" and not whole:
                 return self.with_walk(result, opened.model, opened.tokenizer)

@@ -24,6 +24,10 @@ from qkv.text.tokenizer import Tokenizer
 
 MAX_WORDS = 64
 """Words whose tags are explained: each needs a backward pass of its own."""
+MAX_TOKENS = 2048
+"""Tokens of all sequences of an example, whose activations are kept for the backward pass."""
+MAX_TAGGED = 8192
+"""Tokens times words whose tags are explained."""
 
 
 class AnswerContributions(NamedTuple):
@@ -55,17 +59,12 @@ def answer_contributions(
         The contribution of each token to the answer's score.
 
     Raises:
-        ValueError: If the text does not fit the task, or has too many words to explain their tags.
+        ValueError: If the text does not fit the task, or is too long to be explained.
     """
     head = model.config.head
     frame = Frame(**model.config.frame)
     framed = frame.encode(tokenizer, [example_of(head.task, text, "text")])[0]
-    if head.task == "tag" and len(framed.target_positions) > MAX_WORDS:
-        count = len(framed.target_positions)
-        raise ValueError(
-            f"explain: expected {MAX_WORDS} words or fewer, not {count}; shorten the text"
-        )
-
+    check_explainable(head.task, framed)
     products = answer_gradients(model, frame, framed)  # (N, G, T)
 
     # The sequence that the answer is about
@@ -79,6 +78,23 @@ def answer_contributions(
         contributions = contributions + products[:, 1, other_order(framed, frame)]
 
     return AnswerContributions(ids, contributions)
+
+
+def check_explainable(task: str, framed: Framed) -> None:
+    """Raise ValueError if the backward passes of an example would take too much time or memory."""
+    tokens = sum(map(len, framed.sequences))
+    if tokens > MAX_TOKENS:
+        raise ValueError(
+            f"explain: expected {MAX_TOKENS:,} tokens or fewer in all choices together, "
+            f"not {tokens:,}; shorten the text or send fewer choices"
+        )
+
+    words = len(framed.target_positions)
+    if task == "tag" and (words > MAX_WORDS or words * tokens > MAX_TAGGED):
+        raise ValueError(
+            f"explain: expected {MAX_WORDS} words or fewer, and at most {MAX_TAGGED:,} as the "
+            f"product of words and tokens, not {words} words of {tokens} tokens; shorten the text"
+        )
 
 
 def answer_gradients(model: TaskModel, frame: Frame, framed: Framed) -> Float[Tensor, "N G T"]:

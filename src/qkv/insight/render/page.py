@@ -94,18 +94,7 @@ def opening(look: LookData, choice: ViewChoice, fetches: bool = False) -> dict[s
         one = attention.depth * attention.heads == 1 or (choice.layer, choice.head) != (None, None)
         view = "head" if one else "heads"
 
-    layers: Collection[int] = attention.layers
-    if choice.layer is not None:
-        layers = [numbered("layer", choice.layer, attention.depth)]
-    elif fetches or not layers:
-        layers = range(attention.depth)
-
-    heads: tuple[int, ...] = ()
-    if choice.head is not None:
-        heads = head_numbers(choice.head, attention.heads)
-
-    first, head = first_head(attention, layers, heads[:1] or range(attention.heads))
-
+    first, head, *others = opening_heads(attention, choice, fetches)
     start: dict[str, Any] = {
         "view": view,
         "kind": attention.kind,
@@ -113,7 +102,7 @@ def opening(look: LookData, choice: ViewChoice, fetches: bool = False) -> dict[s
         "head": head,
         "words": choice.words,
         "without": choice.without_first,
-        "kept": [[first, number] for number in heads[1:]],
+        "kept": [[first, number] for number in others],
     }
     if view == "numbers":
         start |= {"view": "heads", "glance": "entropy"}
@@ -124,6 +113,22 @@ def opening(look: LookData, choice: ViewChoice, fetches: bool = False) -> dict[s
         start |= opening_walk(look, choice, start)
 
     return start
+
+
+def opening_heads(attention: CapturedAttention, choice: ViewChoice, fetches: bool) -> list[int]:
+    """The layer and the head that are shown first, and further heads of that layer."""
+    layers: Collection[int] = attention.layers
+    if choice.layer is not None:
+        layers = [numbered("layer", choice.layer, attention.depth)]
+    elif fetches or not layers:
+        layers = range(attention.depth)
+
+    heads: tuple[int, ...] = ()
+    if choice.head is not None:
+        heads = head_numbers(choice.head, attention.heads)
+
+    layer, head = first_head(attention, layers, heads[:1] or range(attention.heads))
+    return [layer, head, *heads[1:]]
 
 
 def opening_walk(look: LookData, choice: ViewChoice, start: dict[str, Any]) -> dict[str, Any]:

@@ -35,6 +35,7 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "mean": ("layer", "all", "none"),
     "sort": ("layer", "name", "telling"),
 }
+ALLOWED: Mapping[str, tuple[str, ...]] = {"view": VIEWS, **CHOICES}
 FLAGS = ("words", "without", "sums", "difference")
 TEXTS = ("caption", "place", "edits", "only")
 NUMBERS = ("layer", "head", "token", "step", "least")
@@ -146,20 +147,33 @@ def check_types(step: Mapping[str, Any]) -> None:
     for key, value in step.items():
         if value == "none" and key in CLEARED:
             continue
-        if key == "view" and value not in VIEWS:
-            raise ValueError(f"view: expected {', '.join(VIEWS)}, not {value!r}")
-        if key in CHOICES and value not in CHOICES[key]:
-            raise ValueError(f"{key}: expected {', '.join(CHOICES[key])}, not {value!r}")
-        if key in FLAGS and not isinstance(value, bool):
-            raise ValueError(f"{key}: expected true or false, not {value!r}")
-        if key in (*TEXTS, "kind") and not isinstance(value, str):
-            raise ValueError(f"{key}: expected a text in quotation marks, not {value!r}")
-        if key in NUMBERS and (isinstance(value, bool) or not isinstance(value, int)):
-            raise ValueError(f"{key}: expected a whole number, not {value!r}")
-        if key == "compare" and not is_head(value):
-            raise ValueError(f"compare: expected [layer, head], not {value!r}")
-        if key == "kept" and not (isinstance(value, list) and all(map(is_head, value))):
-            raise ValueError(f"kept: expected a list of [layer, head], not {value!r}")
+
+        expected = wrong_value(key, value)
+        if expected is not None:
+            raise ValueError(f"{key}: expected {expected}, not {value!r}")
+
+
+def wrong_value(key: str, value: Any) -> str | None:
+    """What is expected of a key instead of its value; None if the value is right."""
+    expected = None
+    if key in ALLOWED and value not in ALLOWED[key]:
+        expected = ", ".join(ALLOWED[key])
+    elif key in FLAGS and not isinstance(value, bool):
+        expected = "true or false"
+    elif key in (*TEXTS, "kind") and not isinstance(value, str):
+        expected = "a text in quotation marks"
+    elif key in NUMBERS and (isinstance(value, bool) or not isinstance(value, int)):
+        expected = "a whole number"
+    elif key == "compare" and not is_head(value):
+        expected = "[layer, head]"
+    elif key == "kept" and not is_list_of_heads(value):
+        expected = "a list of [layer, head]"
+
+    return expected
+
+
+def is_list_of_heads(value: Any) -> bool:
+    return isinstance(value, list) and all(map(is_head, value))
 
 
 def is_head(value: Any) -> bool:

@@ -9,6 +9,7 @@ import torch
 
 from qkv.data.batches.framing import Frame
 from qkv.generation.classify import classify, example_of, score_examples
+from qkv.insight.attribute import answer_attribution
 from qkv.insight.attribute.answer_attribution import answer_contributions
 from qkv.models import TaskModel
 from support.small_task_models import ASKED, Small, alone, small_tuned
@@ -82,5 +83,12 @@ def test_the_chosen_ending_is_explained() -> None:
 
 def test_too_many_words() -> None:
     small = small_tuned("tag", "bert", context=256)
-    with pytest.raises(ValueError, match="explain: expected 64 words or fewer, not 65"):
+    with pytest.raises(ValueError, match=r"explain: expected 64 words or fewer, .* not 65 words"):
         answer_contributions(small.model, small.tokenizer, ["mice"] * 65)
+
+
+def test_choices_have_a_bound_on_their_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    small = small_tuned("choice", "bert")
+    monkeypatch.setattr(answer_attribution, "MAX_TOKENS", 6)
+    with pytest.raises(ValueError, match="explain: expected 6 tokens or fewer in all choices"):
+        answer_contributions(small.model, small.tokenizer, list(ASKED["choice"][0]))

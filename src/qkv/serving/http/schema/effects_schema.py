@@ -67,7 +67,7 @@ class ChangedToken(Token):
     before: float | None = Field(description="Its log-probability; null for the first token.")
     after: float | None
     kl: float = Field(
-        description="KL divergence in nats of the distribution after this token, from before."
+        description="KL(before || after) in nats, of the predictions that follow this token."
     )
 
 
