@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from qkv.generation.generate import without_dropout
-from qkv.insight.inspect.model_input import Reading, hidden, readable_token
+from qkv.insight.inspect.model_input import Reading, check_finite, hidden, readable_token
 from qkv.insight.walk.attention_record import record_attention, site_named
 from qkv.insight.walk.head_lens import ProbabilityChange
 from qkv.insight.walk.head_walk import HeadSite, HeadWalk, LayerWalker, counted
@@ -67,7 +67,8 @@ def walk_effects(
         The walk with the edits, and the probabilities without and with them.
 
     Raises:
-        ValueError: If the model has no such head, or an edit does not fit the text.
+        ValueError: If the model has no such head, or an edit does not fit the text, or a
+            prediction is not finite.
     """
     kind, layer, head = name
     site = site_named(model, kind)
@@ -130,6 +131,7 @@ def next_change(
     vocabulary = min(tokenizer.vocabulary, backbone.config.vocabulary)
     logits = backbone.logits(torch.stack([before, after])).double()  # (2, V)
     full = logits.softmax(-1)
+    check_finite(full[0], full[1])
     entropy = torch.special.entr(full).sum(-1) / torch.log(torch.tensor(2.0))  # (2,)
     probability = full[:, :vocabulary]
 
