@@ -162,21 +162,21 @@ class LayerWalker:
     ) -> None:
         """`unedited` is the record of the same text without edits, if `record` has some."""
         self.model = model
+        self.tokenizer = tokenizer
         self.site = site
         self.layer = layer
         self.record = record
         self.unedited = record if unedited is None else unedited
-        self.lens: LensOfHead | None = None
-        if record.before is not None and has_lens(model, site):
-            self.lens = LensOfHead(model, tokenizer, site, layer, record.before)
 
     def walks(self, heads: list[int], edit: EquationEdit | None = None) -> list[HeadWalk]:
         """The walks of some heads; with `edit` their equations and masks are changed."""
         writings = [self.written(head) for head in heads]
         lenses: list[HeadLens | None] = [None] * len(heads)
         known = [written for written in writings if written is not None]
-        if self.lens is not None and len(known) == len(heads):
-            lenses = list(self.lens.around(torch.stack(known)))
+        before = self.record.before
+        if before is not None and len(known) == len(heads) and has_lens(self.model, self.site):
+            lens_of = LensOfHead(self.model, self.tokenizer, self.site, self.layer, before)
+            lenses = list(lens_of.around(torch.stack(known)))
 
         walks = []
         for head, written, lens in zip(heads, writings, lenses, strict=True):
