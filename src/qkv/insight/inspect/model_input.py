@@ -347,6 +347,16 @@ def hidden(model: Model, reading: Reading) -> Float[Tensor, "1 T E"]:
     return backbone_of(model).hidden(**ids_of(model, reading))
 
 
+def check_finite(before: Tensor, after: Tensor) -> None:
+    """Raise ValueError if numbers of a model, or those after a change, are not finite."""
+    if not bool(before.isfinite().all()):
+        raise ValueError("the model's numbers are not finite, so there is nothing to compare")
+    if not bool(after.isfinite().all()):
+        raise ValueError(
+            "the model's numbers are not finite after the change; expected a smaller one"
+        )
+
+
 def logits(model: Model, reading: Reading) -> Float[Tensor, "1 T V"]:
     """The logits at each position."""
     return backbone_of(model).logits(hidden(model, reading))

@@ -17,7 +17,7 @@ from qkv.generation.generate import without_dropout
 from qkv.insight.inspect.attention_edits import Edit, apply_edits, check_edit
 from qkv.insight.inspect.attribution import answer_positions
 from qkv.insight.inspect.logit_lens import POSITIONS_PER_CHUNK, top_guesses, top_tokens
-from qkv.insight.inspect.model_input import Reading, hidden, ids_of
+from qkv.insight.inspect.model_input import Reading, check_finite, hidden, ids_of
 from qkv.insight.intervene.steering import Steering, steer
 from qkv.models.model import Model
 from qkv.text.tokenizer import Tokenizer
@@ -95,7 +95,8 @@ def edit_effects(
         The predictions before and after, and how far they moved.
 
     Raises:
-        ValueError: If there is no change, or one does not fit the model or the text.
+        ValueError: If there is no change, or one does not fit the model or the text, or the
+            model's numbers are not finite.
 
     Example:
         >>> from qkv import insight, models, text
@@ -112,10 +113,12 @@ def edit_effects(
         with apply_changes(model, edits, steering):
             after = predict(model, tokenizer, reading, top, length)
 
+    check_finite(before.vectors, after.vectors)
     if before.scores is None or after.scores is None:
         moved = 1 - F.cosine_similarity(before.vectors, after.vectors, dim=-1)
     else:
         moved = kl_divergence(before.scores, after.scores)
+        check_finite(before.scores.amax(-1), moved)
 
     return EditEffects(
         reading,
@@ -172,7 +175,8 @@ def kl_divergence(before: Float[Tensor, "N V"], after: Float[Tensor, "N V"]) -> 
     for chunk_before, chunk_after in chunks:
         p = chunk_before.cpu().double().log_softmax(-1)
         q = chunk_after.cpu().double().log_softmax(-1)
-        parts.append((p.exp() * (p - q)).nan_to_num(0.0).sum(-1))
+        terms = p.exp() * (p - q)
+        parts.append(terms.masked_fill(p.isneginf(), 0).sum(-1))  # 0 log 0 is 0
 
     return torch.cat(parts)
 

@@ -69,10 +69,22 @@ def steering_direction(
         if not prompt.strip():
             raise ValueError(f"{name}: it is empty; expected a prompt")
 
-        reading = read(model, tokenizer, prompt)
+        reading = read_prompt(model, tokenizer, prompt, name)
         means.append(mean_residual(model, reading, point))
 
     return means[0] - means[1]
+
+
+def read_prompt(model: Model, tokenizer: Tokenizer, prompt: str, name: str) -> Reading:
+    """The reading of a prompt; errors about the text name the argument."""
+    try:
+        return read(model, tokenizer, prompt)
+    except ValueError as error:
+        message = str(error)
+        if message.startswith("text: "):
+            message = f"{name}: {message.removeprefix('text: ')}"
+
+        raise ValueError(message) from None
 
 
 def mean_residual(model: Model, reading: Reading, point: str) -> Float[Tensor, "E"]:

@@ -209,6 +209,7 @@ def relative_bias(
 ) -> Float[Tensor, "T S"]:
     """Transformer-XL's (q + v) . r_distance / sqrt(D) for any distances."""
     heads, _, D = part.v.shape
+    distance = distance.to(query.device)  # a page asks for distances on the CPU
     different, index = distance.unique(return_inverse=True)
     waves = sinusoidal(different, part.width, "halves").to(part.r.weight)
     r = part.r(waves).view(-1, heads, D)[:, head]  # (N, D)

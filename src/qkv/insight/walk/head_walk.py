@@ -27,9 +27,11 @@ from qkv.insight.walk.head_equation import HeadEquation, head_equation
 from qkv.insight.walk.head_lens import HeadLens, LensOfHead, has_lens, norm_placement
 from qkv.models.model import Model, backbone_of
 from qkv.models.sites import AttentionSite
+from qkv.nn.attention.softmax import softmax_or_zeros
 from qkv.nn.linear.linear import linear
 from qkv.text.tokenizer import Tokenizer
 
+SHORT_TYPES = (torch.float16, torch.bfloat16)
 HeadSite = tuple[str | None, int, int]
 """The kind of attention (None for the default), the layer and the head."""
 EquationEdit = Callable[[HeadEquation, Tensor], tuple[HeadEquation, Tensor]]
@@ -53,7 +55,8 @@ class HeadWalk:
     visible: Bool[Tensor, "T S"]
     """Where the mask lets a query see a key."""
     scores: Float[Tensor, "T S"]
-    """As captured: minus infinity where the key is hidden."""
+    """As captured: minus infinity where the key is hidden. Without captured ones those of the
+    equation, or the logarithms of the weights if it is "other"."""
     weights: Float[Tensor, "T S"]
     output: Float[Tensor, "T X"]
     """The weights times the values: what the head hands on. The context vector of an RNN."""
@@ -155,22 +158,25 @@ class LayerWalker:
         site: AttentionSite,
         layer: int,
         record: AttentionRecord,
+        unedited: AttentionRecord | None = None,
     ) -> None:
+        """`unedited` is the record of the same text without edits, if `record` has some."""
         self.model = model
+        self.tokenizer = tokenizer
         self.site = site
         self.layer = layer
         self.record = record
-        self.lens: LensOfHead | None = None
-        if record.before is not None and has_lens(model, site):
-            self.lens = LensOfHead(model, tokenizer, site, layer, record.before)
+        self.unedited = record if unedited is None else unedited
 
     def walks(self, heads: list[int], edit: EquationEdit | None = None) -> list[HeadWalk]:
         """The walks of some heads; with `edit` their equations and masks are changed."""
         writings = [self.written(head) for head in heads]
         lenses: list[HeadLens | None] = [None] * len(heads)
         known = [written for written in writings if written is not None]
-        if self.lens is not None and len(known) == len(heads):
-            lenses = list(self.lens.around(torch.stack(known)))
+        before = self.record.before
+        if before is not None and len(known) == len(heads) and has_lens(self.model, self.site):
+            lens_of = LensOfHead(self.model, self.tokenizer, self.site, self.layer, before)
+            lenses = list(lens_of.around(torch.stack(known)))
 
         walks = []
         for head, written, lens in zip(heads, writings, lenses, strict=True):
@@ -194,8 +200,15 @@ class LayerWalker:
             scores = equation.scores(visible)
             return self.walk_of(head, equation.mapped(exact), exact(visible), exact(scores))
 
-        equation, scores = checked_scores(equation.mapped(exact), exact(visible), captured)
-        return self.walk_of(head, equation, exact(visible), scores)
+        equation = equation.mapped(exact)
+        visible = exact(visible)
+        if captured is not None:
+            equation, scores = checked_scores(equation, visible, captured)
+            return self.walk_of(head, equation, visible, scores)
+
+        weights = self.unedited.weights[head]
+        equation, visible, scores = scores_by_weights(equation, visible, weights)
+        return self.walk_of(head, equation, visible, scores)
 
     def walk_of(
         self, head: int, equation: HeadEquation, visible: Tensor, scores: Tensor
@@ -242,27 +255,37 @@ class LayerWalker:
 
 
 def checked_scores(
-    equation: HeadEquation,
-    visible: Bool[Tensor, "T S"],
-    captured: Float[Tensor, "T S"] | None,
+    equation: HeadEquation, visible: Bool[Tensor, "T S"], captured: Float[Tensor, "T S"]
 ) -> tuple[HeadEquation, Float[Tensor, "T S"]]:
-    """The equation and the captured scores, or the computed ones where none were captured.
+    """The equation and the captured scores.
 
     An attention of a user's own may compute its scores in its own way; its equation is "other".
     """
+    tolerance = 0.1 if captured.dtype in SHORT_TYPES else 1e-3
     computed = equation.scores(visible)
-    if captured is None:
-        return equation, computed
-
-    tolerance = 1e-3
-    if captured.dtype in (torch.float16, torch.bfloat16):
-        tolerance = 0.1
-
     captured = exact(captured)
     if not torch.allclose(computed, captured.to(computed), rtol=tolerance, atol=tolerance):
         equation = equation._replace(score="other")
 
     return equation, captured
+
+
+def scores_by_weights(
+    equation: HeadEquation, visible: Bool[Tensor, "T S"], captured: Float[Tensor, "T S"]
+) -> tuple[HeadEquation, Bool[Tensor, "T S"], Float[Tensor, "T S"]]:
+    """The equation, the mask and the scores of a head of which only the weights were captured.
+
+    Weights that the equation does not give make it "other". The scores are then the logarithms of
+    the weights, for their softmax is the weights, and every key with a weight is visible.
+    """
+    tolerance = 0.05 if captured.dtype in SHORT_TYPES else 1e-4
+    computed = equation.scores(visible)
+    weights = exact(captured).to(computed)
+    if torch.allclose(softmax_or_zeros(computed), weights, rtol=0, atol=tolerance):
+        return equation, visible, computed
+
+    scores = weights.clamp(min=0).log()
+    return equation._replace(score="other"), visible | (weights > 0), scores
 
 
 def position_kind(model: Model, site: AttentionSite) -> str:
@@ -278,7 +301,7 @@ def position_kind(model: Model, site: AttentionSite) -> str:
 def exact(tensor: Tensor) -> Tensor:
     """A tensor on the CPU; 16-bit numbers as float32, which holds them exactly."""
     tensor = tensor.detach().cpu()
-    if tensor.dtype in (torch.float16, torch.bfloat16):
+    if tensor.dtype in SHORT_TYPES:
         return tensor.float()
 
     return tensor

@@ -49,9 +49,18 @@ class WalkEdits:
     """A factor of the head's output; 0 switches it off."""
 
     @property
+    def of_scores(self) -> list[str]:
+        """The names of the edits from which the scores are computed anew."""
+        names = ["divisor"] if self.divisor is not None else []
+        for name in ("lift_mask", "swap_keys", "move"):
+            if getattr(self, name):
+                names.append(name)
+
+        return names
+
+    @property
     def changes_weights(self) -> bool:
-        changes = (self.lift_mask, self.weights, self.swap_keys, self.move)
-        return self.divisor is not None or any(changes)
+        return bool(self.of_scores or self.weights)
 
     @property
     def changes_anything(self) -> bool:
@@ -80,6 +89,14 @@ class WalkEdits:
 
         for token in self.move:
             check_token("move", token, S)
+
+    def check_equation(self, equation: HeadEquation) -> None:
+        """Raise ValueError if the scores cannot be computed anew with this equation."""
+        if equation.score == "other" and self.of_scores:
+            raise ValueError(
+                f"{self.of_scores[0]}: this module computes its scores in its own way, so they "
+                "cannot be computed anew; leave it out, or change weights or strength"
+            )
 
     def row(self, position: int, like: Tensor) -> Float[Tensor, "S"] | None:
         """The weights that replace those of a query, if it has any."""
@@ -120,12 +137,13 @@ class EditedHead:
         """Apply the edits while the context is open."""
         site = self.site
         with ExitStack() as hooks:
-            if self.edits.changes_weights:
+            if self.edits.of_scores:
                 for name in (*PROJECTIONS, "scores"):
                     point = site.hook_point(self.layer, name)
                     if name != "scores" or point in hook_points(self.model):
                         hooks.enter_context(require_hook(self.model, point, self.see))
 
+            if self.edits.changes_weights:
                 point = site.hook_point(self.layer, "weights")
                 hooks.enter_context(require_hook(self.model, point, self.change_weights))
 
@@ -149,20 +167,10 @@ class EditedHead:
     def change_weights(
         self, weights: Float[Tensor, "1 H T S"], name: str
     ) -> Float[Tensor, "1 H T S"]:
-        """Hook: the weights of the head, computed anew."""
-        parts = []
-        for projection in PROJECTIONS:
-            value = self.seen[projection]
-            parts.append(
-                value[0] if value.dim() == 4 else value
-            )  # an RNN has no dimension of heads
-
-        scores = self.seen.get("scores")
-        captured = None if scores is None else scores[0, self.head]
-        visible = seen_keys(self.model, self.site, captured, weights[0, self.head])
-        equation = head_equation(self.model, self.site, self.layer, self.head, Projected(*parts))
-        equation, visible = self.edited(equation, visible)
-        changed = softmax_or_zeros(equation.scores(visible)).to(weights.dtype)
+        """Hook: the weights of the head, computed anew if an edit changes its scores."""
+        changed = weights[0, self.head].clone()
+        if self.edits.of_scores:
+            changed = self.computed_weights(weights)
 
         first = self.steps if not self.site.point else 0
         for number in range(len(changed)):
@@ -175,6 +183,23 @@ class EditedHead:
         weights[0, self.head] = changed
 
         return weights
+
+    def computed_weights(self, weights: Float[Tensor, "1 H T S"]) -> Float[Tensor, "T S"]:
+        """The weights of the head by its equation with the edits."""
+        parts = []
+        for projection in PROJECTIONS:
+            value = self.seen[projection]
+            parts.append(
+                value[0] if value.dim() == 4 else value
+            )  # an RNN has no dimension of heads
+
+        scores = self.seen.get("scores")
+        captured = None if scores is None else scores[0, self.head]
+        visible = seen_keys(self.model, self.site, captured, weights[0, self.head])
+        equation = head_equation(self.model, self.site, self.layer, self.head, Projected(*parts))
+        equation, visible = self.edited(equation, visible)
+
+        return softmax_or_zeros(equation.scores(visible)).to(weights.dtype)
 
     def edited(
         self, equation: HeadEquation, visible: Bool[Tensor, "T S"]

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from qkv.generation.generate import without_dropout
-from qkv.insight.inspect.model_input import Reading, hidden, readable_token
+from qkv.insight.inspect.model_input import Reading, check_finite, hidden, readable_token
 from qkv.insight.walk.attention_record import record_attention, site_named
 from qkv.insight.walk.head_lens import ProbabilityChange
 from qkv.insight.walk.head_walk import HeadSite, HeadWalk, LayerWalker, counted
@@ -67,7 +67,8 @@ def walk_effects(
         The walk with the edits, and the probabilities without and with them.
 
     Raises:
-        ValueError: If the model has no such head, or an edit does not fit the text.
+        ValueError: If the model has no such head, or an edit does not fit the text, or a
+            prediction is not finite.
     """
     kind, layer, head = name
     site = site_named(model, kind)
@@ -77,25 +78,33 @@ def walk_effects(
     where = predicted_position(tokenizer, reading, position)
 
     with torch.no_grad(), without_dropout(model):
-        plain = hidden(model, reading)[0]  # (T, E)
+        vectors: list[Tensor] = []
+        run = partial(append_hidden, model, reading, vectors)
+        plain = record_attention(model, [(site, layer)], run)[site.kind, layer]
+        walker = LayerWalker(model, tokenizer, site, layer, plain)
+        edits.check_equation(walker.walk(head, None).equation)
+
         moved = moved_keys(model, site, layer, head, reading, edits)
         edited_head = EditedHead(model, site, layer, head, edits, moved)
-        vectors = []
         with edited_head.applied():
-            records = record_attention(
-                model, [(site, layer)], lambda: vectors.append(hidden(model, reading)[0])
-            )
+            record = record_attention(model, [(site, layer)], run)[site.kind, layer]
 
-        walker = LayerWalker(model, tokenizer, site, layer, records[site.kind, layer])
-        (walk,) = walker.walks([head], edited_head.edited if edits.changes_weights else None)
+        walker = LayerWalker(model, tokenizer, site, layer, record, unedited=plain)
+        (walk,) = walker.walks([head], edited_head.edited if edits.of_scores else None)
         if not predicts_tokens(model):
             return WalkEffects(walk, None)
 
+        before, after = vectors
         if not edits.changes_anything:
-            vectors = [plain]
+            after = before
 
-        change = next_change(model, tokenizer, where, plain[where], vectors[-1][where], top)
+        change = next_change(model, tokenizer, where, before[where], after[where], top)
         return WalkEffects(walk, change)
+
+
+def append_hidden(model: Model, reading: Reading, vectors: list[Tensor]) -> None:
+    """Append the hidden states of a text, (T, E), to a list."""
+    vectors.append(hidden(model, reading)[0])
 
 
 def predicted_position(tokenizer: Tokenizer, reading: Reading, position: int | None) -> int:
@@ -122,6 +131,7 @@ def next_change(
     vocabulary = min(tokenizer.vocabulary, backbone.config.vocabulary)
     logits = backbone.logits(torch.stack([before, after])).double()  # (2, V)
     full = logits.softmax(-1)
+    check_finite(full[0], full[1])
     entropy = torch.special.entr(full).sum(-1) / torch.log(torch.tensor(2.0))  # (2,)
     probability = full[:, :vocabulary]
 

@@ -1,25 +1,30 @@
 """POST /v1/effects: what heads at another strength, or steering, change in the predictions.
 
-The text is read twice, without and with the change. Both continuations are jobs of their own, so
-that other requests wait for one of them at most.
+The text is read twice, without and with the change. The continuations are made of jobs of a few
+tokens each, so that other requests wait for one of these at most.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
-from functools import partial
+from itertools import islice
 from typing import Any
 
 import torch
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from qkv.generation.generate import generate
+from qkv.generation.decode_loop import DecodeLoop
+from qkv.generation.generate import context_limit, without_dropout
+from qkv.generation.generation_batch import GeneratedToken, GenerationBatch
+from qkv.generation.sampling_params import SamplingParams
+from qkv.generation.stop import as_ends
 from qkv.insight.inspect.attention_edits import Edit
 from qkv.insight.inspect.model_input import Reading, make_side
 from qkv.insight.intervene.edit_effects import EditEffects, apply_changes, edit_effects
 from qkv.insight.intervene.steering import Steering, steering_direction
+from qkv.insight.render.walk.walk_data import finite
 from qkv.models.model import Model
 from qkv.serving.http import token_json
 from qkv.serving.http.errors import Json
@@ -34,6 +39,9 @@ from qkv.text.tokenizer import Tokenizer
 router = APIRouter(tags=["qkv"])
 MAX_TOKENS = 512
 MAX_CHARACTERS = 32 * MAX_TOKENS
+TOKENS_PER_JOB = 4
+STEERING_FIELDS = {"plus": "to", "minus": "from", "layer": "layer"}
+"""The fields of `steering` by the arguments of `steering_direction`."""
 
 
 @router.post("/v1/effects", responses=documented(EffectsReply))
@@ -70,8 +78,11 @@ async def effects(body: EffectsRequest, request: Request) -> Response:
         texts: list[list[int]] = []
         if body.length:
             for changes in (None, effect):
-                work = partial(continue_text, ids=ids, length=body.length, changes=changes)
-                texts.append(await job_result(request, body.model, work, deadline))
+                text = GreedyText(ids, body.length, changes)
+                while not text.ended:
+                    await job_result(request, body.model, text.advance, deadline)
+
+                texts.append(text.new_ids)
 
         return effect, texts
 
@@ -83,29 +94,61 @@ async def effects(body: EffectsRequest, request: Request) -> Response:
 
 
 def steering_of(model: Model, tokenizer: Tokenizer, fields: SteeringFields) -> Steering:
-    """The direction of a request's prompts."""
-    direction = steering_direction(model, tokenizer, fields.to, fields.away, fields.layer)
+    """The direction of a request's prompts; errors name the fields of the request."""
+    try:
+        direction = steering_direction(model, tokenizer, fields.to, fields.away, fields.layer)
+    except ValueError as error:
+        argument, _, message = str(error).partition(": ")
+        if argument not in STEERING_FIELDS:
+            raise
+
+        raise ValueError(f"steering: {message} (at {STEERING_FIELDS[argument]})") from None
+
     return Steering(fields.layer, direction, fields.strength)
 
 
-def continue_text(
-    model: Any,
-    tokenizer: Tokenizer,
-    ids: Sequence[int],
-    length: int,
-    changes: EditEffects | None,
-) -> list[int]:
-    """The greedy continuation of a text, with or without the changes."""
-    changed: Any = nullcontext()
-    if changes is not None:
-        changed = apply_changes(model, changes.edits, changes.steering)
+class GreedyText:
+    """The greedy continuation of a text, a few tokens at a time, with or without changes.
 
-    with torch.no_grad(), changed:
-        new_ids: list[int] = generate(
-            model, list(ids), length=length, temperature=0, end=tokenizer.end
+    Its KV cache stays between two calls of `advance`; the hooks of the changes do not.
+    """
+
+    def __init__(self, ids: Sequence[int], length: int, changes: EditEffects | None) -> None:
+        self.ids = ids
+        self.length = length
+        self.changes = changes
+        self.tokens: Iterator[GeneratedToken] | None = None
+        self.new_ids: list[int] = []
+        self.ended = False
+
+    def advance(self, model: Any, tokenizer: Tokenizer) -> None:
+        """Add the next tokens; a job of the engine."""
+        if self.tokens is None:
+            self.tokens = self.stream(model, tokenizer)
+
+        changed: Any = nullcontext()
+        if self.changes is not None:
+            changed = apply_changes(model, self.changes.edits, self.changes.steering)
+
+        with torch.no_grad(), without_dropout(model), changed:
+            for token in islice(self.tokens, TOKENS_PER_JOB):
+                if token.id is not None:
+                    self.new_ids.append(token.id)
+
+                self.ended = token.reason is not None
+
+    def stream(self, model: Any, tokenizer: Tokenizer) -> Iterator[GeneratedToken]:
+        """The tokens by the plain decode loop: the buffers of a CUDA graph are not its own."""
+        batch = GenerationBatch(
+            sequences=[list(self.ids)],
+            rows=[0],
+            uniforms=torch.ones(1, self.length),  # no token is drawn
+            sampling_params=SamplingParams(temperature=0),
+            ends=as_ends(tokenizer.end),
+            limit=context_limit(model, "refuse"),
         )
-
-    return new_ids
+        for rows, tokens in DecodeLoop(model, model.start, batch).steps():
+            yield from batch.add_step(rows, tokens)
 
 
 def effects_reply(
@@ -125,7 +168,7 @@ def effects_reply(
 
     change = None
     if len(tokens) > 1:
-        change = float((effect.logprobs_after - effect.logprobs_before).sum())
+        change = finite(float((effect.logprobs_after - effect.logprobs_before).sum()))
 
     listed, rest = next_changes(tokenizer, effect, top)
     both = None

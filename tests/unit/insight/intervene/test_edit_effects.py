@@ -12,7 +12,8 @@ from qkv.generation.text import complete
 from qkv.generation.translate import translate_texts
 from qkv.insight.inspect.attention_edits import Edit, apply_edits
 from qkv.insight.inspect.model_input import ids_of, logits, read
-from qkv.insight.intervene.edit_effects import edit_effects
+from qkv.insight.intervene.edit_effects import edit_effects, kl_divergence
+from qkv.insight.intervene.steering import Steering
 from qkv.models import HeadConfig, TaskModel, TaskModelConfig
 from qkv.text import train
 from support.families import bert, gpt, rnn, transformer
@@ -123,3 +124,18 @@ def test_invalid_edits_are_refused() -> None:
         edit_effects(model, TOKENIZER, reading, [Edit(0, 0)], top=0)
     with pytest.raises(ValueError, match=r"change: .*no token 9, .*6 tokens"):
         edit_effects(model, TOKENIZER, reading, [Edit.read("0.0:9>1=off")])
+
+
+def test_numbers_that_are_not_finite_are_no_effect_of_0() -> None:
+    model = gpt(**SIZE)
+    reading = read(model, TOKENIZER, TEXT)
+    steering = Steering(0, torch.full((model.config.width,), torch.inf))
+    with pytest.raises(ValueError, match="not finite after the change; expected a smaller one"):
+        edit_effects(model, TOKENIZER, reading, [], length=0, steering=steering)
+    torch.nn.init.constant_(model.stack.blocks[1].attention.output.weight, torch.nan)
+    with pytest.raises(ValueError, match="the model's numbers are not finite, so there is nothing"):
+        edit_effects(model, TOKENIZER, reading, [Edit(0, 0)], length=0)
+    assert bool(kl_divergence(torch.zeros(1, 2), torch.tensor([[0.0, torch.nan]])).isnan())
+    never = torch.tensor([[0.0, 1.0, -torch.inf]])  # a token of probability 0 adds 0
+    expected = kl_divergence(never[:, :2], torch.zeros(1, 2))
+    assert torch.equal(kl_divergence(never, torch.tensor([[0.0, 0.0, -torch.inf]])), expected)

@@ -108,6 +108,8 @@ def test_wrong_arguments() -> None:
         steering_direction(model, TOKENIZER, PLUS, MINUS, layer=2)
     with pytest.raises(ValueError, match="minus: it is empty; expected a prompt"):
         steering_direction(model, TOKENIZER, PLUS, " ", layer=0)
+    with pytest.raises(ValueError, match="plus: 40 tokens are more than the model's context"):
+        steering_direction(model, TOKENIZER, "the " * 40, MINUS, layer=0)
     with (
         pytest.raises(ValueError, match=r"the model's width, not \(3,\)"),
         steer(model, torch.ones(3), 0),

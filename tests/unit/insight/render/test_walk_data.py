@@ -17,13 +17,16 @@ from rich.console import Console
 from torch import Tensor
 from torch.testing import assert_close
 
+from qkv.insight.inspect.model_input import read
 from qkv.insight.look import Look, look
 from qkv.insight.render.page import page
 from qkv.insight.render.terminal import show
 from qkv.insight.render.views import ViewChoice
+from qkv.insight.render.walk.model_walk_data import model_walk_data
 from qkv.insight.render.walk.walk_data import walk_data
 from qkv.insight.walk import walk_choice
 from qkv.insight.walk.walk_choice import walks_first
+from qkv.insight.walk.walk_effects import walk_effects
 from qkv.models.variants.quantize import int8
 from qkv.text import train
 from support.families import bert, gpt, rnn, transformer
@@ -113,6 +116,31 @@ def test_heads_that_are_asked_for_come_first_and_the_telling_ones_fill_the_page(
         look_at(model, walked=[(None, 0, 4)])
     with pytest.raises(ValueError, match="view: there is no walk"):
         page(look_at(model, walks=False), ViewChoice(view="walk"))
+
+
+def test_a_model_whose_numbers_are_not_finite_has_a_page_that_can_be_read() -> None:
+    model = gpt().float()
+    torch.nn.init.constant_(model.stack.blocks[0].attention.output.weight, torch.nan)
+    blocks = blocks_of(look_at(model))
+    data = json.loads(json.dumps(blocks["walk.self.0.0"], allow_nan=False))
+    assert data["lengths"]["written"] == [None] * 6
+    assert all(length > 0 for length in data["lengths"]["before"])
+    assert data["lens"]["after"][0][0][2] is None
+    reading = read(model, TOKENIZER, TEXT)
+    with pytest.raises(ValueError, match="the model's numbers are not finite"):
+        walk_effects(model, reading, TOKENIZER, (None, 0, 0))
+
+
+def test_logits_are_exact_enough_for_their_differences() -> None:
+    seen = look_at(gpt())
+    walk = seen.model_walk
+    assert walk is not None
+    assert walk.next is not None
+    for row, tokens in zip(model_walk_data(walk, {})["next"], walk.next, strict=True):
+        for (_, id, logit, probability), token in zip(row, tokens, strict=True):
+            assert id == token.id
+            assert logit == pytest.approx(token.logit, rel=1e-6)
+            assert probability == pytest.approx(token.probability, rel=1e-6)
 
 
 def test_an_int8_model_walks() -> None:

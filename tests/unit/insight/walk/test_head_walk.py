@@ -35,7 +35,7 @@ from support.families import (
     transformer,
     words,
 )
-from support.own_gpt_files import write_own_gpt
+from support.own_gpt_files import MASKS, write_own_gpt
 from support.readings import reading
 from support.small_task_models import small_tuned
 
@@ -270,12 +270,47 @@ def test_an_attention_that_scores_in_its_own_way_says_so() -> None:
     walk = walk_head(model, text, TOKENIZER, layer=0, head=0)
     assert walk.equation.score == "other"
     assert_close(walk.scores.softmax(-1), walk.weights)
+    check_own_rows(model, text, walk)
+
+
+def check_own_rows(model: Any, text: Any, walk: HeadWalk) -> None:
+    """A row set to its own weights changes nothing; the equation is not computed anew."""
+    name = (None, 0, 0)
+    same = WalkEdits(weights={0: walk.weights[0].tolist()})
+    effects = walk_effects(model, text, TOKENIZER, name, same)
+    assert_close(effects.walk.weights, walk.weights, rtol=0, atol=1e-7)
+    assert_close(effects.walk.scores, walk.scores)
+    assert effects.walk.equation.score == "other"
+    assert effects.next is not None
+    for token in effects.next.tokens:
+        assert token.after == pytest.approx(token.before, abs=1e-6)
+
+    row = [0.5, 0.25, 0.25, 0.0, 0.0, 0.0]
+    changed = walk_effects(model, text, TOKENIZER, name, WalkEdits(weights={3: row})).walk
+    assert changed.equation.score == "other"
+    assert changed.weights[3].tolist() == row
+    others = [0, 1, 2, 4, 5]
+    assert_close(changed.weights[others], walk.weights[others], rtol=0, atol=0)
+
+    refused: list[dict[str, Any]] = [
+        {"divisor": 1.0},
+        {"lift_mask": True},
+        {"swap_keys": [(0, 1)]},
+        {"move": {0: 1}},
+    ]
+    for edits in refused:
+        with pytest.raises(ValueError, match=f"{next(iter(edits))}: this module computes its"):
+            walk_effects(model, text, TOKENIZER, name, WalkEdits(**edits))
+
+
+def own_gpt(folder: Path, **changes: str) -> Any:
+    file = plugins.allow_file(f"{write_own_gpt(folder, **changes)}:GPT", "model")
+    config = OwnGPTConfig(model=file, vocabulary=13, context=16, width=16, depth=2, heads=4)
+    return build(config).eval()
 
 
 def test_a_student_s_own_gpt(tmp_path: Path) -> None:
-    file = plugins.allow_file(f"{write_own_gpt(tmp_path)}:GPT", "model")
-    config = OwnGPTConfig(model=file, vocabulary=13, context=16, width=16, depth=2, heads=4)
-    model = build(config).eval()
+    model = own_gpt(tmp_path)
     text, arguments = input_of(model)
     walks = walk_heads(model, text, TOKENIZER, every_head(model))
     with capture(model, "*") as captured, torch.no_grad():
@@ -291,3 +326,27 @@ def test_a_student_s_own_gpt(tmp_path: Path) -> None:
     changed = walk_effects(model, text, TOKENIZER, (None, 0, 1), edits).walk
     raw = walks["self", 0, 1].equation.raw_scores()
     assert_close(changed.weights, (raw / 0.5).softmax(-1), rtol=0, atol=1e-5)
+    row = [0.0, 1.0, 0.0, 0.0, 0.0, 0.0]
+    rows = walk_effects(model, text, TOKENIZER, (None, 0, 1), WalkEdits(weights={2: row})).walk
+    assert rows.equation.score == "scaled_dot"  # edited weights do not tell against the equation
+    assert rows.weights[2].tolist() == row
+
+
+def test_a_student_s_attention_that_forgets_the_divisor(tmp_path: Path) -> None:
+    model = own_gpt(tmp_path, ex04_masks=MASKS.replace(" / query.shape[-1] ** 0.5", ""))
+    torch.manual_seed(0)
+    for projection in (model.stack.blocks[0].attention.query, model.stack.blocks[0].attention.key):
+        torch.nn.init.normal_(projection.weight, std=0.5)
+
+    text, arguments = input_of(model)
+    walk = walk_head(model, text, TOKENIZER, layer=0, head=0)
+    with capture(model, "*") as captured, torch.no_grad():
+        model(*arguments)
+
+    expected = captured["stack.blocks.0.attention.weights"][0, 0]
+    assert (weights_by_hand(walk) - expected).abs().max() > 0.01  # the equation would be wrong
+    assert walk.equation.score == "other"
+    assert_close(walk.weights, expected, rtol=0, atol=0)
+    assert_close(walk.scores.softmax(-1), expected)
+    assert walk.visible.equal(torch.ones(T, T).tril().bool())
+    check_own_rows(model, text, walk)

@@ -13,7 +13,10 @@ from qkv.generation.generate import generate
 from qkv.generation.text import prompt_ids
 from qkv.insight.attribute.answer_attribution import answer_contributions
 from qkv.insight.inspect.attention_edits import Edit, apply_edits
+from qkv.insight.inspect.model_input import read
+from qkv.insight.intervene.edit_effects import edit_effects
 from qkv.insight.intervene.steering import steer, steering_direction
+from qkv.serving.routes.effects import GreedyText
 from qkv.text.chat_template import Message, encode_chat
 from support.serving_fixtures import Models
 from support.small_server import Running
@@ -86,12 +89,54 @@ def test_effects_equal_two_passes(http: httpx.Client, models: Models) -> None:
     assert again["texts"] is None
 
 
+def test_a_continuation_in_jobs_of_a_few_tokens(models: Models) -> None:
+    model, tokenizer = models["gpt"]
+    reading = read(model, tokenizer, SENTENCE)
+    effect = edit_effects(model, tokenizer, reading, [Edit(0, 1), Edit(1, 0)], length=0)
+    ids = list(reading.text.ids)
+    with torch.no_grad():
+        plain = model(torch.tensor([ids]))
+    text = GreedyText(ids, 10, effect)
+    counts = []
+    while not text.ended:
+        text.advance(model, tokenizer)
+        counts.append(len(text.new_ids))
+        with torch.no_grad():
+            assert torch.equal(model(torch.tensor([ids])), plain)  # no hook is left between jobs
+
+    with apply_edits(model, effect.edits):
+        expected = generate(model, ids, length=10, temperature=0, end=tokenizer.end)
+    assert text.new_ids == expected
+    assert counts == [min(4 * job, len(expected)) for job in range(1, len(counts) + 1)]
+    assert len(counts) > 1
+
+    # The end of the context ends it, too.
+    full = [5] * (model.config.context - 6)
+    text = GreedyText(full, 48, None)
+    while not text.ended:
+        text.advance(model, tokenizer)
+    assert text.new_ids == generate(model, full, length=48, temperature=0, end=tokenizer.end)
+    assert len(text.new_ids) < 48
+
+
 def test_invalid_effects(http: httpx.Client) -> None:
     body = {"model": "gpt", "text": SENTENCE}
     steering = {"layer": 2, **PROMPTS}
     assert "heads: expected one or more, or steering" in refusal(http, "effects", **body)
     assert "expected a head of 0 to 1, not 5" in refusal(http, "effects", **body, heads=["0.5"])
-    assert "layer: expected 0 to 1, not 2" in refusal(http, "effects", **body, steering=steering)
+    wrong = [
+        (steering, "steering: expected 0 to 1, not 2 (at layer)"),
+        (
+            {**steering, "layer": 0, "from": " "},
+            "steering: it is empty; expected a prompt (at from)",
+        ),
+        ({**steering, "layer": 0, "to": "the " * 100}, "steering: 101 tokens are more than"),
+    ]
+    for fields, message in wrong:
+        response = http.post("/v1/effects", json={**body, "steering": fields})
+        assert response.status_code == 400
+        assert message in response.json()["error"]["message"]
+        assert response.json()["error"]["param"] == "steering"
     long = {"model": "long", "text": [5] * 513, "heads": ["0.0"]}
     assert "limited to 512 tokens, not 513" in refusal(http, "effects", **long)
     assert "which does not continue a text" in refusal(

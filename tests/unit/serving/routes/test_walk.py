@@ -142,6 +142,9 @@ def test_every_family(http: httpx.Client, models: Models) -> None:
         ({"edits": {"weights": {"0": [1]}}}, "weights: expected"),
         ({"edits": {"divisor": 0}}, "divisor"),
         ({"edits": {"unknown": 0}}, "unknown"),
+        ({"edits": {"divisor": "1"}}, "edits: it should be a valid number (at divisor)"),
+        ({"edits": {"lift_mask": 1}}, "edits: it should be a valid boolean (at lift_mask)"),
+        ({"edits": {"strength": True}}, "edits: it should be a valid number (at strength)"),
     ],
     ids=str,
 )

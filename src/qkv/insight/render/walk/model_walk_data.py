@@ -20,6 +20,9 @@ from qkv.insight.walk.stack_walk import AddedPart, EmbeddingWalk, StackWalk
 DRAWN = 64
 """Numbers of a vector that are drawn, at most; of a longer one evenly spaced ones."""
 
+LOGIT_DIGITS = 7
+"""Of logits and their probabilities: the page takes differences, and powers of e."""
+
 
 def model_walk_data(walk: ModelWalk, spaces: Mapping[int, int]) -> dict[str, Any]:
     """The walk for JSON; `spaces` are the leading spaces of tokens by id.
@@ -49,7 +52,7 @@ def model_walk_data(walk: ModelWalk, spaces: Mapping[int, int]) -> dict[str, Any
         "stacks": stacks,
         "steps": steps,
         "lens": rows_of(walk.lens, 3, spaces),
-        "next": rows_of(walk.next, 2, spaces),
+        "next": rows_of(walk.next, 2, spaces, LOGIT_DIGITS),
         "vocabulary": walk.vocabulary,
         "positions": positions_data(walk.position_kind, walk.positions),
     }
@@ -128,12 +131,12 @@ def norms(vectors: Float[Tensor, "T N"]) -> Any:
     return rounded(vectors.float().norm(dim=-1).tolist())
 
 
-def rows_of(guesses: Any, depth: int, spaces: Mapping[int, int]) -> Any:
-    """Predictions in nested lists as [text, id, ...] with four digits."""
+def rows_of(guesses: Any, depth: int, spaces: Mapping[int, int], digits: int = 4) -> Any:
+    """Predictions in nested lists as [text, id, ...] with a few digits."""
     if guesses is None:
         return None
     if depth == 0:
-        text, id, *numbers = shortened(guesses)
+        text, id, *numbers = shortened(guesses, digits)
         return [" " * spaces.get(id, 0) + text, id, *numbers]
 
-    return [rows_of(guess, depth - 1, spaces) for guess in guesses]
+    return [rows_of(guess, depth - 1, spaces, digits) for guess in guesses]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -106,7 +107,7 @@ def bias_by_distance(walk: HeadWalk) -> dict[str, Any] | None:
     return {"first": 1 - T, "bias": array(bias)}
 
 
-def lengths(walk: HeadWalk) -> dict[str, list[float]] | None:
+def lengths(walk: HeadWalk) -> dict[str, list[float | None]] | None:
     """The lengths of the residual stream, of what the head writes, and of their sum."""
     if walk.before is None or walk.written is None:
         return None
@@ -118,8 +119,14 @@ def lengths(walk: HeadWalk) -> dict[str, list[float]] | None:
     }
 
 
-def norms(vectors: Tensor) -> list[float]:
-    return vectors.float().norm(dim=-1).tolist()
+def norms(vectors: Tensor) -> list[float | None]:
+    """The Euclidean length of each vector; None where it is not finite."""
+    return list(map(finite, vectors.float().norm(dim=-1).tolist()))
+
+
+def finite(value: float) -> float | None:
+    """A number that JSON can have, or None."""
+    return value if math.isfinite(value) else None
 
 
 def lens_data(lens: HeadLens | None) -> dict[str, Any] | None:
@@ -134,7 +141,7 @@ def lens_data(lens: HeadLens | None) -> dict[str, Any] | None:
     }
 
 
-def shortened(guess: Any) -> list[Any]:
-    """The text and id of a token, and its probabilities with four digits."""
-    text, id, *probabilities = guess
-    return [text, id, *(float(f"{value:.4g}") for value in probabilities)]
+def shortened(guess: Any, digits: int = 4) -> list[Any]:
+    """The text and id of a token, and its numbers with a few digits; None if not finite."""
+    text, id, *numbers = guess
+    return [text, id, *(finite(float(f"{value:.{digits}g}")) for value in numbers)]

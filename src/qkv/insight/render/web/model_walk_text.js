@@ -206,9 +206,10 @@ class PlaceText {
   softmax() {
     const [first, second] = this.walk.next[this.token];
     const all = `Softmax makes probabilities of the logits: all positive, together 100%; ${quoted(first[0])} gets ${percent(first[3])}.`;
-    if (!second) return all;
-    const apart = first[2] - second[2];
-    return `${all} Its logit is ${brief(apart)} larger than that of ${quoted(second[0])}, so its probability is e^${brief(apart)} = ${brief(Math.exp(apart))} times as large.`;
+    if (!second?.[3]) return all;
+    const times = first[3] / second[3];
+    const apart = Math.log(times);
+    return `${all} Its logit is ${brief(apart)} larger than that of ${quoted(second[0])}, so its probability is e^${brief(apart)} = ${brief(times)} times as large.`;
   }
 
   draw() {

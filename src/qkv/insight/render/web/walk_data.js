@@ -116,11 +116,12 @@ export function headRow(walk, token, edits = UNEDITED) {
     const score = !visible ? -Infinity : known ? scaled + bias : walk.scores[token][at];
     return { at, key, terms: parts, sum: total, scaled, bias, visible, score, value: walk.value[at] };
   });
-  const weights = Float64Array.from(edits.weights[token] ?? softmax(rows.map(({ score }) => score)));
+  const computed = known ? softmax(rows.map(({ score }) => score)) : walk.weights[token];
+  const weights = Float64Array.from(edits.weights[token] ?? computed);
   const values = rows.map(({ value }) => value);
   const output = mixture(weights, values, walk.output[token].length);
-  const computed = rows.map((row) => ({ ...row, weight: weights[row.at] }));
-  return { token, query, divisor, rows: computed, weights, output, alike: alike(weights) };
+  const weighted = rows.map((row) => ({ ...row, weight: weights[row.at] }));
+  return { token, query, divisor, rows: weighted, weights, output, alike: alike(weights) };
 }
 
 /** The rows to list of many: those with the most weight, in order of the text; the others are folded. */

@@ -90,7 +90,7 @@ export class Touch {
     for (const node of this.element.querySelectorAll("[data-from]")) {
       node.hidden = step < Number(node.dataset.from) || step > 8 || (node === this.lifting && !masked);
     }
-    if (walk.score === "other") this.dividing.hidden = this.swapping.hidden = true;
+    if (walk.score === "other") this.dividing.hidden = this.swapping.hidden = this.lifting.hidden = true;
     for (const button of this.panels) button.setAttribute("aria-expanded", String(button.dataset.panel === panel));
     this.panels[1].disabled = row.rows.length < 1;
   }
