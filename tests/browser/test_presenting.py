@@ -125,6 +125,16 @@ def test_a_story_is_walked_by_keys(open_page: Open, look: Look, story: Path) -> 
     assert again.get_attribute(".pip >> nth=1", "aria-current") == "step"
 
 
+def test_escape_leaves_the_mode_from_a_slider(open_page: Open, look: Look) -> None:
+    page = open_page(look, "#view=walk&layer=0&head=0&step=6&present=1")
+    settled(page, view="walk", step=6, present=1)
+    page.locator(".walk-body input[type=range]:visible").first.focus()
+    page.keyboard.press("f")  # a field keeps all other keys
+    assert page.locator("#qkv.presenting").count() == 1
+    page.keyboard.press("Escape")
+    page.wait_for_selector("#qkv:not(.presenting)")
+
+
 def test_without_a_story_arrows_walk_the_steps_of_the_view(open_page: Open, look: Look) -> None:
     page = open_page(look, "#view=walk&layer=0&head=0&step=2&present=1")
     assert page.locator(".story").is_hidden()
