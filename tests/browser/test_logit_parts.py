@@ -16,6 +16,9 @@ from support.made_looks import CATS, made_look
 
 def with_parts(look: Look) -> Look:
     """The look with random parts of each position's logit."""
+    cross = None
+    if look.reading.source is not None:
+        cross = torch.randn(3, 2)
     parts = []
     for position in range(len(CATS)):
         heads, bias, feed_forward = torch.randn(3, 2), torch.randn(3), torch.randn(3)
@@ -24,7 +27,7 @@ def with_parts(look: Look) -> Look:
         token = look.next[position][0].id
         parts.append(
             LogitParts(
-                position, token, None, total, 0.25, 0.0, heads, None, bias, feed_forward, 0.25
+                position, token, None, total, 0.25, 0.0, heads, cross, bias, feed_forward, 0.25
             )
         )
     return replace(look, parts=parts)
@@ -64,6 +67,13 @@ def test_the_parts_of_the_chosen_token(open_page: Open) -> None:
     assert abs(changed["head 0.0"] - float(look.parts[3].heads[0, 0])) < 0.006
     page.click(".parts-map td[data-layer='1'][data-head='1']")
     settled(page, view="head", layer="1", head="1")
+
+
+def test_a_head_of_a_translator_is_one_of_its_decoder(open_page: Open) -> None:
+    look = with_parts(made_look(source=["Die", " Katze"]))
+    page = open_page(look, "#view=attribution&kind=cross&token=2")
+    page.click(".parts-map td[data-layer='1'][data-head='1']")
+    settled(page, view="head", kind="decoder", layer="1", head="1")
 
 
 def test_a_look_without_parts(open_page: Open) -> None:

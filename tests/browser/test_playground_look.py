@@ -194,6 +194,18 @@ def test_models_that_do_not_continue_a_text(visit: Open, server: Any) -> None:
     assert not page.locator("button:text-is('Next')").is_visible()
     assert page.locator(".two-bars .option").count() == 0
 
+    # With a mask the prediction is the one at the mask.
+    masked = "the [mask] sat on the mat"
+    page.fill("#look-text", masked)
+    eventually(
+        page,
+        lambda: page.inner_text(".distribution > .note"),
+        lambda text: text == "At the position of [mask]",
+    )
+    answer = answered(server, "/v1/attention", model="bert", text=masked, layers=[0], top=10)
+    at_mask = answer["next"][answer["data"]["sides"][0]["tokens"].index("[mask]")]
+    assert alike(page.locator(".two-bars .raw").all_inner_texts()[:10], [p for _, _, p in at_mask])
+
     page.select_option("#model", "translator")
     settled(page, view="head", kind="cross")
     page.fill("#look-source", "the cat chases the mouse")

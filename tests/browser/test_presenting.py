@@ -115,14 +115,24 @@ def test_a_story_is_walked_by_keys(open_page: Open, look: Look, story: Path) -> 
     # Without the mode the buttons walk, and arrows choose heads.
     page.click("text=Next ›")
     settled(page, view="walk", story=3)
-    page.click(".pip >> nth=0")
+    page.click(".story-pip >> nth=0")
     settled(page, view="heads", story=1)
 
     # The address restores the step and the mode.
     again = open_page(look, address, story=story)
     settled(again, view="head", token=2, story=2, present=1)
     assert again.locator("#qkv.presenting").count() == 1
-    assert again.get_attribute(".pip >> nth=1", "aria-current") == "step"
+    assert again.get_attribute(".story-pip >> nth=1", "aria-current") == "step"
+
+
+def test_escape_leaves_the_mode_from_a_slider(open_page: Open, look: Look) -> None:
+    page = open_page(look, "#view=walk&layer=0&head=0&step=6&present=1")
+    settled(page, view="walk", step=6, present=1)
+    page.locator(".walk-body input[type=range]:visible").first.focus()
+    page.keyboard.press("f")  # a field keeps all other keys
+    assert page.locator("#qkv.presenting").count() == 1
+    page.keyboard.press("Escape")
+    page.wait_for_selector("#qkv:not(.presenting)")
 
 
 def test_without_a_story_arrows_walk_the_steps_of_the_view(open_page: Open, look: Look) -> None:

@@ -45,6 +45,11 @@ test("names, sentences and the share that is left out", () => {
   const pattern = patternOf(ATTENTION, SIDE, 1, 0);
   assert.equal(sentenceOf(ATTENTION, pattern), "Nearly every token looks at “cat” (mean 68%): a subject head.");
   assert.equal(patternOf(ATTENTION, SIDE, 0, 1), null);
+  const sentences = { ...ATTENTION.sentences, first: "first {share}", previous: "before {share}" };
+  const measured = { ...ATTENTION, sentences, measured: ["subject", "first"] };
+  const told = (layer, head) => sentenceOf(measured, patternOf(measured, SIDE, layer, head));
+  assert.deepEqual([told(0, 0), told(1, 1)], ["first 90% in the measured texts", "before 70%"]);
+  assert.equal(told(1, 0), "Nearly every token looks at “cat” (mean 68%): a subject head.");
   const state = { ...HEAD_STATE, without: true, layer: 1, head: 1 };
   assert.equal(toldLeftOut(ATTENTION, SIDE, state), "Left out: “The” takes 60% of the weight of this head.");
   const all = toldLeftOut(ATTENTION, SIDE, state, true);

@@ -18,6 +18,12 @@ test("the heads of each token survive a link", () => {
   assert.deepEqual(offOfEach(text, offs.length, "3.0"), offs);
 });
 
+test("a link has few sets of heads, since each is a request", () => {
+  const many = Array.from({ length: 40 }, (_, head) => `0.${head}`);
+  const offs = offOfEach(many.map((off) => `${off}*1`).join(";"), 40, "3.0");
+  assert.deepEqual(offs, many.map((off, index) => (index < 8 ? off : "3.0")));
+});
+
 test("a damaged link falls back to the heads that are off now", () => {
   assert.deepEqual(offOfEach("none*x;0.1*999999999;<b>*1", 2, "3.0"), ["3.0", "3.0"]);
   assert.deepEqual(offOfEach("none*1", 3, "3.0"), ["", "3.0", "3.0"]);

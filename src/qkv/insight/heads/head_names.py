@@ -233,6 +233,7 @@ def with_measurement(
     scores = dict(shares.scores)
     uniform = dict(shares.uniform)
     queries = dict(shares.queries)
+    names = []
     for name, values in of_kind[0].items():
         if name not in SENTENCES:
             continue
@@ -247,8 +248,11 @@ def with_measurement(
         scores[name] = table
         uniform[name] = values["uniform"]
         queries[name] = QUERIES
+        names.append(name)
 
-    changed = shares._replace(scores=scores, uniform=uniform, queries=queries, measured=True)
+    changed = shares._replace(
+        scores=scores, uniform=uniform, queries=queries, measured=tuple(names)
+    )
     return attention._replace(shares=changed)
 
 

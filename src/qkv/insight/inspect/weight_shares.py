@@ -39,8 +39,8 @@ class WeightShares(NamedTuple):
     """The mean weight on the first token and on special tokens."""
     mean: Float[Tensor, "T S"]
     """The mean of all heads of all layers."""
-    measured: bool = False
-    """True if the scores are of many texts, measured by `qkv heads`."""
+    measured: tuple[str, ...] = ()
+    """The patterns whose scores are of many texts, measured by `qkv heads`."""
 
 
 def sinks(kind: str, columns: Side) -> list[int]:

@@ -19,13 +19,14 @@ def with_shares(look: LookData) -> list[CapturedAttention]:
 
 def described_heads(attention: CapturedAttention) -> dict[str, Any]:
     """For JSON: by layer the name of each head with its share and position, or None; sentences of
-    these names; all heads from the most telling; the keys that can be left out, and their share.
+    these names, and which of them were measured; all heads from the most telling; the keys that can
+    be left out, and their share.
     """
     shares = attention.shares
     described: dict[str, Any] = {
         "patterns": None,
         "sentences": {},
-        "measured": False,
+        "measured": [],
         "telling": None,
         "sinks": sinks(attention.kind, attention.columns),
         "sunk": None,
@@ -48,7 +49,7 @@ def described_heads(attention: CapturedAttention) -> dict[str, Any]:
     return described | {
         "patterns": patterns,
         "sentences": {name: text for name, text in SENTENCES.items() if name in used},
-        "measured": shares.measured,
+        "measured": list(shares.measured),
         "telling": [layer * heads + head for layer, head in telling_heads(attention)],
         "sunk": numbers(shares.left_out),
     }

@@ -20,6 +20,7 @@ from qkv.insight.render.page_parts import described_parts
 from qkv.insight.render.page_text import missing_views
 from qkv.insight.render.views import ViewChoice
 from qkv.insight.render.walk.model_walk_data import model_walk_data
+from qkv.insight.walk.walk_effects import predicted_position
 from qkv.models.model import Model
 from qkv.models.sites import attends, attention_sites
 from qkv.serving.http.errors import Json
@@ -95,7 +96,8 @@ async def attention(body: AttentionRequest, request: Request) -> Response:
     )
 
     # Beside the engine's thread: packing takes longer than computing
-    return await asyncio.to_thread(look_response, result, body)
+    predicted = predicted_position(tokenizer, result.reading, None)
+    return await asyncio.to_thread(look_response, result, body, predicted)
 
 
 def read_body(model: Model, tokenizer: Tokenizer, body: ReadFields) -> Reading:
@@ -171,8 +173,8 @@ def walks_to_fetch(result: Look) -> dict[str, Any]:
     return {"walk": kinds, "lacking": lacking}
 
 
-def look_response(result: Look, body: AttentionRequest) -> Response:
-    """Pack a look as the page of `qkv look` reads it."""
+def look_response(result: Look, body: AttentionRequest, predicted: int) -> Response:
+    """Pack a look as the page of `qkv look` reads it, with the position of the prediction."""
     code: Any = "linear16" if cells(result) <= EXACT else "root8"
     start = opening(result, ViewChoice(kind=body.kind), fetches=True)
     packed = dict(blocks(result, code, str(start.get("kind")), start.get("layer", 0)))
@@ -180,7 +182,9 @@ def look_response(result: Look, body: AttentionRequest) -> Response:
     walk = result.model_walk
     return Json(
         {
-            "data": described(result, code) | {"start": start} | walks_to_fetch(result),
+            "data": described(result, code)
+            | {"start": start, "predicted": predicted}
+            | walks_to_fetch(result),
             "blocks": packed,
             "next": None if result.next is None else compact(result.next, result.leading_spaces),
             "lens": None if result.lens is None else compact(result.lens, result.leading_spaces),

@@ -3,6 +3,7 @@
 
 import { fromBase64 } from "qkv/store.js";
 import { fetchJson } from "./api.js";
+import { withOwnTarget } from "./own_target.js";
 import { withWalks } from "./walk_source.js";
 
 const SHORT = 256; // tokens up to which the server computes the logit lens and norms
@@ -48,6 +49,7 @@ export function sourceOf(response, body, explains = false) {
   const { top: _, ...plain } = body;
   const blocks = { ...response.blocks };
   const coming = new Map();
+  const further = withOwnTarget(plain, data);
 
   function once(name, fetched) {
     if (!coming.has(name)) {
@@ -59,7 +61,7 @@ export function sourceOf(response, body, explains = false) {
 
   const first = data.attention[0]?.layers[0] ?? 0;
   const fetchPart = (name) =>
-    once(name, () => fetchJson("/v1/attention", { ...plain, layers: [first], [name]: true }));
+    once(name, async () => fetchJson("/v1/attention", { ...(await further()), layers: [first], [name]: true }));
   const size = Math.max(...data.sides.map(({ tokens }) => tokens.length));
   const source = {
     data: {
@@ -73,7 +75,7 @@ export function sourceOf(response, body, explains = false) {
     async bytes(name) {
       if (!(name in blocks)) {
         const layer = Number(name.split(".")[1]);
-        const fetchLayer = () => once(`layer ${layer}`, () => fetchAttention(plain, layer));
+        const fetchLayer = () => once(`layer ${layer}`, async () => fetchAttention(await further(), layer));
         Object.assign(blocks, (await (name === "attribution" ? fetchPart(name) : fetchLayer())).blocks);
       }
       return fromBase64(blocks[name]);
@@ -87,5 +89,5 @@ export function sourceOf(response, body, explains = false) {
       return more[name] ?? more.data[name];
     },
   };
-  return withWalks(source, plain);
+  return withWalks(source, further);
 }

@@ -13,6 +13,7 @@ import { named } from "./tokens.js";
 const SHOWN = 12; // next tokens
 const MOST = 512; // tokens of the text that the server reads
 const REST = 250; // milliseconds without a change before the request
+const FIRST = "the first token, which nothing predicts";
 const HINT = "Point at a token, or use the arrow keys, to see its numbers.";
 
 export class Effect {
@@ -91,11 +92,12 @@ export class Effect {
     const key = JSON.stringify(body);
     if (this.body.hidden) this.message.replaceChildren(notice("waiting", "Reading the text twice …"));
     const { text } = body;
-    const read = Array.isArray(text) && text.length > MOST ? text.slice(-MOST) : text;
+    const cut = Array.isArray(text) ? Math.max(0, text.length - MOST) : 0;
+    const read = cut ? text.slice(cut) : text;
     try {
       const answer = await fetchJson("/v1/effects", { ...body, text: read });
       if (this.key !== key) return;
-      this.draw(answer);
+      this.draw(answer, cut);
       this.ontexts(answer.texts);
     } catch (error) {
       if (this.key !== key) return;
@@ -122,20 +124,21 @@ export class Effect {
     this.ontexts(null);
   }
 
-  draw({ tokens, next, rest, kl, change }) {
+  /** Draws a response; `cut` tokens before those that were read are left out. */
+  draw({ tokens, next, rest, kl, change }, cut = 0) {
     this.message.replaceChildren();
     this.body.hidden = false;
     this.body.removeAttribute("aria-busy");
     this.element.dataset.shown = this.key;
-    const moved = `The next token's distribution moved by ${kl.toFixed(3)} nats (KL divergence).`;
-    const less = change < 0 ? "less" : "more";
-    const whole = change === null ? "" : ` The text became ${less} likely: ${signed(change)} nats in all.`;
-    this.summary.textContent = moved + whole;
+    this.summary.textContent = summaryOf({ kl, change, count: tokens.length }, cut);
     const shown = next.slice(0, SHOWN);
     const hidden = next.slice(SHOWN);
     const others = ["before", "after"].map((side, at) => hidden.reduce((sum, token) => sum + token[side], rest[at]));
     fillBars(this.list, shown.map(guessRow), { others: others[1], othersBefore: others[0] });
-    this.text.show(tokens.map(changed), HINT);
+    this.text.show(
+      tokens.map((token, at) => changed(token, at, cut)),
+      HINT,
+    );
     this.app.announce(this.summary.textContent);
   }
 }
@@ -148,11 +151,27 @@ function guessRow(token) {
   return { text, value: after, before, beforeShown: percent(before), name };
 }
 
+/** How far the next token's distribution moved, what became of the text, and what was not measured. */
+export function summaryOf({ kl, change, count }, cut) {
+  const moved =
+    kl === null
+      ? "The next token's distribution has numbers that are not finite."
+      : `The next token's distribution moved by ${kl.toFixed(3)} nats (KL divergence).`;
+  if (change === null) return moved;
+  const text = cut ? `Its last ${count} tokens` : "The text";
+  const amount = signed(change);
+  const same = Number(amount.replace("−", "-")) === 0;
+  const way = `became ${change < 0 ? "less" : "more"} likely: ${amount} nats in all.`;
+  const became = same ? `${text} ${cut ? "are" : "is"} as likely as before.` : `${text} ${way}`;
+  return cut ? `${moved} The text is long: its first ${cut} tokens are left out. ${became}` : `${moved} ${became}`;
+}
+
 /** A token with the change of its log-probability. */
-function changed(token) {
+function changed(token, at, cut) {
   const { before, after } = token;
-  if (before === null) {
-    return { ...token, value: null, facts: "the first token, which nothing predicts", cells: ["", "", ""] };
+  if (before === null || after === null) {
+    const first = cut ? "the first token that is read; those before are left out" : FIRST;
+    return { ...token, value: null, facts: at === 0 ? first : "not a finite number", cells: ["", "", ""] };
   }
   const value = after - before;
   const [was, is] = [before, after].map((logprob) => percent(Math.exp(logprob)));

@@ -13,12 +13,15 @@ export function offThen(tokens, now) {
   return runs.map(({ off, count }) => `${off || "none"}*${count}`).join(";");
 }
 
-/** The heads of each of `count` tokens; `now` where the text does not tell. */
+const SETS = 8; // of heads in one text: the model reads the text once for each
+
+/** The heads of each of `count` tokens; `now` where the text does not tell, and beyond the first 8 sets of heads. */
 export function offOfEach(text, count, now) {
   const each = text
     .split(";")
     .map((run) => /^(none|[\d. ]+)\*(\d{1,6})$/.exec(run))
     .filter(Boolean)
     .flatMap(([, off, times]) => Array(Math.min(count, Number(times))).fill(off === "none" ? "" : off));
-  return Array.from({ length: count }, (_, index) => each[index] ?? now);
+  const sets = new Set([...new Set(each.slice(0, count))].slice(0, SETS));
+  return Array.from({ length: count }, (_, index) => (sets.has(each[index]) ? each[index] : now));
 }

@@ -7,6 +7,7 @@ import { AddedTokens } from "./added_tokens.js";
 import { fetchJson } from "./api.js";
 import { AttendedStrip } from "./attended_strip.js";
 import { Distribution } from "./distribution.js";
+import { problem } from "./notices.js";
 import { Sampling } from "./sampling.js";
 import { EXAMPLES } from "./settings.js";
 
@@ -151,7 +152,8 @@ export class LookTab {
     if (this.can("complete") || !response.next) return;
     const { data, next } = response;
     const side = data.sides[data.text];
-    const position = Math.min(page.state.token ?? side.tokens.length - 1, side.tokens.length - 1);
+    const last = side.tokens.length - 1;
+    const position = Math.min(page.state.token ?? data.predicted ?? last, last);
     const cross = data.attention.find(({ kind }) => kind === "cross");
     const end = cross ? data.sides[cross.rows].ids.at(-1) : null;
     this.predicted = { before: side.ids.slice(1, position + 1), end };
@@ -174,11 +176,17 @@ export class LookTab {
     const { app } = this;
     const { before, end } = this.predicted;
     if (id === end) return; // every target ends with it
-    const { text } = await fetchJson("/v1/tokenize", { model: app.model.id, ids: [...before, id] });
-    this.typing = false;
-    this.targets.push(app.settings.look_target);
-    app.set({ look_target: text, look: this.added.lookAtEnd });
-    app.announce(`Target: ${quoted(text)}`);
+    this.message.replaceChildren();
+    try {
+      const { text } = await fetchJson("/v1/tokenize", { model: app.model.id, ids: [...before, id] });
+      this.typing = false;
+      this.targets.push(app.settings.look_target);
+      app.set({ look_target: text, look: this.added.lookAtEnd });
+      app.announce(`Target: ${quoted(text)}`);
+    } catch (error) {
+      this.message.replaceChildren(problem(error, () => this.takeTarget({ id })));
+      app.failed(error);
+    }
   }
 
   undo() {

@@ -5,8 +5,12 @@ import { fetchJson } from "./api.js";
 
 const MOST = 256; // tokens of a text, as the server allows
 
-/** The source with blocks `walk.KIND.LAYER.HEAD`, and with `rewalk`, which promises a head under edits. */
-export function withWalks(source, body) {
+/**
+ * The source with blocks `walk.KIND.LAYER.HEAD`, and with `rewalk`, which promises a head under edits.
+ *
+ * `bodyOf()` promises the text as /v1/walk reads it.
+ */
+export function withWalks(source, bodyOf) {
   const { data } = source;
   const size = Math.max(...data.sides.map(({ tokens }) => tokens.length));
   const can = data.attention.length > 0 && size <= MOST;
@@ -15,8 +19,9 @@ export function withWalks(source, body) {
   else if (!can) lacking.walk = reason;
   const kinds = Object.fromEntries(data.attention.map(({ kind }) => [kind, { heads: null }]));
 
-  function fetchWalk(name, more = {}) {
+  async function fetchWalk(name, more = {}) {
     const [, kind, layer, head] = name.split(".");
+    const body = await bodyOf();
     return fetchJson("/v1/walk", { ...body, kind, layer: Number(layer), head: Number(head), ...more });
   }
 

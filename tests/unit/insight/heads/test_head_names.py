@@ -140,7 +140,10 @@ def test_names_of_a_measurement_replace_those_of_the_text(tmp_path: Path) -> Non
     site["first"] = {"scores": [[0.2, 0.0]], "uniform": 0.1}
     path = tmp_path / "heads.json"
     path.write_text(json.dumps({"model": "a model", "patterns": [site]}))
-    assert names(with_measurement(found, read_measurement(path))) == [None, "induction"]
+    changed = with_measurement(found, read_measurement(path))
+    assert names(changed) == [None, "induction"]
+    assert changed.shares is not None
+    assert changed.shares.measured == ("induction", "first")
 
     wrong = [{"attention": "self", "first": {"scores": [[0.1]], "uniform": 0.1}}]
     with pytest.raises(ValueError, match=r"^names: expected 1 layers of 2 heads.*not 1 of 1$"):

@@ -31,7 +31,7 @@ export class Attribution {
       strip: new TokenStrip(`${name}: the text shaded for the chosen token`, pickToken),
     }));
     this.about = element("p", { class: "note" });
-    this.parts = new LogitParts((layer, head) => page.set({ view: "head", layer, head }));
+    this.parts = new LogitParts((layer, head) => page.set({ view: "head", layer, head, ...this.kind }));
     this.element = element(
       "section",
       { class: "view" },
@@ -69,6 +69,7 @@ export class Attribution {
     const row = state.token === null ? this.rows.count - 1 : this.rows.indexOf(state.token);
     this.matrices = matrices;
     this.row = row;
+    this.kind = parts?.cross ? { kind: "decoder" } : {}; // the heads of a translator are those of its decoder
     this.parts.show(parts, this.rows.firstToken(row));
     this.about.replaceChildren(
       "For ",

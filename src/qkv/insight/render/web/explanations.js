@@ -128,8 +128,8 @@ export const EXPLANATIONS = {
         "*s*_{*j*} ∝ | ∂*y*/∂*x*_{*j*} · *x*_{*j*} |",
       ),
       formula(
-        "the logit is the sum over all parts of the output vector of the token times what the part wrote, normalised",
-        "*y* = Σ_{parts} *w* · norm(*h*_{part})",
+        "the logit is the sum over all parts of the output vector of the token times what the part wrote, divided by the scale of the whole residual stream, plus the bias",
+        "*y* = Σ_{parts} *w* · *h*_{part} / scale(*h*) + bias",
       ),
     ],
     text: [
@@ -137,7 +137,8 @@ export const EXPLANATIONS = {
         "by the sum over all tokens. It covers the whole model; attention weights are those of one head.",
       "The two need not agree: a head can look at a token without using it.",
       "Below, the logit itself as a sum: the embedding, every head and every feed-forward layer add a vector to the " +
-        "residual stream, and the output layer is linear. Only the direct path counts: what a head changes for a later " +
+        "residual stream, and the output layer is linear. The last norm divides each part by the scale of the whole " +
+        "stream. Only the direct path counts: what a head changes for a later " +
         "layer is counted there.",
     ],
   },

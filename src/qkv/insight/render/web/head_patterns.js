@@ -34,7 +34,8 @@ export function fullName({ name, token }) {
 /** What the head does, as a sentence; empty for a head without a name. */
 export function sentenceOf(attention, pattern) {
   if (!pattern) return "";
-  const share = `${Math.round(100 * pattern.share)}%${attention.measured ? " in the measured texts" : ""}`;
+  const measured = pattern.token === null && attention.measured?.includes(pattern.name); // else of this text
+  const share = `${Math.round(100 * pattern.share)}%${measured ? " in the measured texts" : ""}`;
   const about = pattern.token === null ? "" : quoted(pattern.token);
   return attention.sentences[pattern.name].replace("{share}", share).replace("“{token}”", () => about);
 }

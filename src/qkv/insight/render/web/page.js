@@ -243,9 +243,10 @@ export class Page {
 
   key(event) {
     if (event.ctrlKey || event.metaKey || event.altKey || this.help.open || this.menu.open) return;
-    if (event.target.closest("select, input, textarea")) return;
+    const field = event.target.closest("select, input, textarea");
+    if (field && event.key !== "Escape") return;
     if (this.presenter.key(event)) event.preventDefault();
-    else this.act(event);
+    else if (!field) this.act(event);
   }
 
   /** The keys of the view, and those of all views. */

@@ -4,15 +4,19 @@
 const FORWARD = ["ArrowRight", "PageDown", " "];
 const BACK = ["ArrowLeft", "PageUp"];
 
+/** @type {Presenter | null} */
+let filling = null; // the one whose mode fills the screen
+
+document.addEventListener("fullscreenchange", () => {
+  if (document.fullscreenElement || !filling) return;
+  const { page } = filling;
+  filling = null;
+  page.set({ present: false }); // Esc left both
+});
+
 export class Presenter {
   constructor(page) {
     this.page = page;
-    this.full = false; // whether the window is full because of this mode
-    document.addEventListener("fullscreenchange", () => {
-      if (document.fullscreenElement || !this.full) return;
-      this.full = false;
-      this.page.set({ present: false }); // Esc left both
-    });
   }
 
   async toggle() {
@@ -21,7 +25,7 @@ export class Presenter {
     this.page.set({ present });
     try {
       await document.documentElement.requestFullscreen();
-      this.full = true;
+      filling = this;
     } catch {
       // a page inside a notebook may not: large type is left
     }
@@ -29,8 +33,9 @@ export class Presenter {
 
   leave() {
     this.page.set({ present: false });
-    if (this.full && document.fullscreenElement) document.exitFullscreen().catch(() => {});
-    this.full = false;
+    if (filling !== this) return;
+    filling = null;
+    if (document.fullscreenElement) document.exitFullscreen().catch(() => {});
   }
 
   /** Sets the size of the page before its view is drawn. */

@@ -108,7 +108,11 @@ export class Store {
 
   /** "next" or "lens": the predictions; "norms" if the data has none yet. */
   part(name) {
-    if (!this.parts.has(name)) this.parts.set(name, this.source.part(name));
+    if (!this.parts.has(name)) {
+      const part = this.source.part(name);
+      this.parts.set(name, part);
+      part.catch(() => this.parts.delete(name)); // to be requested again
+    }
     return this.parts.get(name);
   }
 }

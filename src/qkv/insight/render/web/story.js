@@ -15,7 +15,7 @@ export class StoryBar {
     const button = (name, by) => element("button", { type: "button", onclick: () => this.move(by) }, name);
     this.back = button("‹ Back", -1);
     this.next = button("Next ›", 1);
-    this.pips = element("div", { class: "pips", role: "group", "aria-label": "Steps of the story" });
+    this.pips = element("div", { class: "story-pips", role: "group", "aria-label": "Steps of the story" });
     this.element = element(
       "section",
       { class: "story", "aria-label": "Story", hidden: true },
@@ -66,7 +66,7 @@ export class StoryBar {
   }
 
   build() {
-    const pip = (_, index) => element("button", { type: "button", class: "pip", onclick: () => this.go(index) });
+    const pip = (_, index) => element("button", { type: "button", class: "story-pip", onclick: () => this.go(index) });
     this.pips.replaceChildren(...this.steps.map(pip));
   }
 

@@ -6,6 +6,9 @@
 import { fromBase64 } from "qkv/store.js";
 import { alike, mixture, softmax, sum, terms, turned } from "qkv/walk_math.js";
 
+const FARTHEST = 4096; // positions from the start to which a link moves a key
+const DIVISORS = [0.01, 10_000]; // as the server allows
+
 export const UNEDITED = { divisor: null, lifted: false, swapped: [], moved: {}, weights: {} };
 
 export function edited({ divisor, lifted, swapped, moved, weights }) {
@@ -24,17 +27,18 @@ export function editsText({ divisor, lifted, swapped, moved }) {
   return parts.join(" ");
 }
 
-/** The edits of such a text, as far as the head has these tokens. */
+/** The edits of such a text, as far as the head has these tokens; a key is moved FARTHEST at most. */
 export function editsFrom(text, count) {
   const edits = { ...UNEDITED, swapped: [], moved: {}, weights: {} };
-  const known = (...tokens) => tokens.every((token) => token < count);
+  const numbers = (part, form) => form.exec(part)?.slice(1).map(Number) ?? null;
   for (const part of text.split(" ")) {
-    const [, kind, first, second] = /^([dmsv])([\d.]*)[-_]?(-?\d+)?$/.exec(part) ?? [];
-    const [a, b] = [Number(first), Number(second)];
-    if (kind === "d" && a > 0) edits.divisor = a;
-    if (kind === "m") edits.lifted = true;
-    if (kind === "s" && known(a, b) && a !== b) edits.swapped.push([a, b]);
-    if (kind === "v" && known(a) && Number.isInteger(b)) edits.moved[a] = b;
+    const [divisor] = numbers(part, /^d(\d+(?:\.\d+)?)$/) ?? [];
+    const swap = numbers(part, /^s(\d+)-(\d+)$/);
+    const [at, position] = numbers(part, /^v(\d+)_(-?\d+)$/) ?? [];
+    if (divisor >= DIVISORS[0] && divisor <= DIVISORS[1]) edits.divisor = divisor;
+    if (part === "m") edits.lifted = true;
+    if (swap?.every((token) => token < count) && swap[0] !== swap[1]) edits.swapped.push(swap);
+    if (at < count) edits.moved[at] = Math.max(-FARTHEST, Math.min(FARTHEST, position));
   }
   return edited(edits) ? edits : UNEDITED;
 }
@@ -76,18 +80,46 @@ function keyOf(walk, order, moved, at) {
   return walk.key[from];
 }
 
-/** What positions add to the score of query `token` and key `at`. */
-export function biasAt(walk, token, at, moved) {
+/** What positions add to the score of query `token` and key `at`, before a changed divisor. */
+function biasAt(walk, token, at, moved) {
   if (!walk.bias) return 0;
   if (!(at in moved)) return walk.bias[token][at];
-  return biasByDistance(walk, token, token - moved[at]) ?? walk.bias[token][at];
+  const distance = token - moved[at];
+  if (walk.slope) return -walk.slope * Math.abs(distance);
+  if (!walk.by_distance) return walk.bias[token][at];
+  const { first, bias } = walk.by_distance;
+  return bias[token][knownDistance(walk, token, distance) - first];
 }
 
-/** The same by distance, query position minus key position; null where it is not known. */
-export function biasByDistance(walk, token, distance) {
-  if (walk.slope) return -walk.slope * Math.abs(distance);
-  const column = distance - (walk.by_distance?.first ?? 0);
-  return walk.by_distance?.bias[token][column] ?? null;
+/** The nearest distance, query position minus key position, whose bias the page has. */
+export function knownDistance(walk, token, distance) {
+  if (!walk.by_distance) return distance;
+  const { first, bias } = walk.by_distance;
+  return Math.max(first, Math.min(first + bias[token].length - 1, distance));
+}
+
+/** The distance of query `token` and key `at` under edits; a key that was swapped keeps its rotary position. */
+export function distanceOf(walk, token, at, { moved, swapped }) {
+  const own = walk.rotary ? swappedOrder(walk.key.length, swapped)[at] : at;
+  return token - (moved[at] ?? own);
+}
+
+/** The score of query `token` and key `at` under edits, step by step and without the mask. */
+function scoreParts(walk, token, at, order, { divisor: chosen, moved }) {
+  const divisor = chosen ?? walk.divisor;
+  const key = keyOf(walk, order, moved, at);
+  const parts = terms(walk.query[token], key, walk.additive);
+  const total = sum(parts);
+  const factor = walk.score === "relative" ? walk.divisor / divisor : 1; // the divisor is also that of the bias
+  return { key, terms: parts, sum: total, scaled: total / divisor, bias: factor * biasAt(walk, token, at, moved) };
+}
+
+/** The score that the table would show if the key stood at this distance. */
+export function scoreAtDistance(walk, token, at, distance, edits = UNEDITED) {
+  const moved = { ...edits.moved, [at]: token - distance };
+  const order = swappedOrder(walk.key.length, edits.swapped);
+  const { scaled, bias } = scoreParts(walk, token, at, order, { ...edits, moved });
+  return scaled + bias;
 }
 
 /** Whether the position of a token can be changed in the equation itself. */
@@ -107,14 +139,10 @@ export function headRow(walk, token, edits = UNEDITED) {
   const order = swappedOrder(walk.key.length, edits.swapped);
   const known = walk.score !== "other";
   const rows = walk.key.map((_, at) => {
-    const key = keyOf(walk, order, edits.moved, at);
-    const parts = terms(query, key, walk.additive);
-    const total = sum(parts);
-    const bias = biasAt(walk, token, at, edits.moved) * (walk.score === "relative" ? walk.divisor / divisor : 1);
+    const parts = scoreParts(walk, token, at, order, edits);
     const visible = edits.lifted || walk.visible[token][at] === 1;
-    const scaled = total / divisor;
-    const score = !visible ? -Infinity : known ? scaled + bias : walk.scores[token][at];
-    return { at, key, terms: parts, sum: total, scaled, bias, visible, score, value: walk.value[at] };
+    const score = !visible ? -Infinity : known ? parts.scaled + parts.bias : walk.scores[token][at];
+    return { at, ...parts, visible, score, value: walk.value[at] };
   });
   const computed = known ? softmax(rows.map(({ score }) => score)) : walk.weights[token];
   const weights = Float64Array.from(edits.weights[token] ?? computed);

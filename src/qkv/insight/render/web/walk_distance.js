@@ -4,14 +4,14 @@
 import { element, svg } from "qkv/elements.js";
 import { quoted } from "qkv/token_text.js";
 import { short } from "qkv/vector_strip.js";
-import { biasByDistance, movable } from "qkv/walk_data.js";
-import { rotaryProduct } from "qkv/walk_math.js";
+import { distanceOf, knownDistance, movable, scoreAtDistance } from "qkv/walk_data.js";
 
 const WIDTH = 300;
 const HEIGHT = 130;
 const LEFT = 44;
 const BOTTOM = 22;
 const FARTHEST = 64;
+const POINTS = 200; // of the curve, at most
 
 const WHY = {
   learned: "learned positions are added to the tokens before queries and keys are made",
@@ -28,13 +28,12 @@ export function distances(walk, token) {
   return [Math.max(forward, table.first), table.first + table.bias[token].length - 1];
 }
 
-/** The score of query `token` and key `at` at a distance. */
-export function scoreAt(walk, token, at, distance, divisor, sum) {
-  const bias = biasByDistance(walk, token, distance) ?? 0;
-  if (!walk.rotary) return sum / divisor + bias;
-  return (
-    rotaryProduct(walk.rotary.query[token], walk.rotary.key[at], walk.rotary.frequencies, distance) / divisor + bias
-  );
+/** The distances at which the curve is drawn: all, or at equal steps; always both ends and the one `now`. */
+export function drawnDistances(least, most, now) {
+  const step = Math.max(1, Math.ceil((most - least) / POINTS));
+  const drawn = new Set([now, most]);
+  for (let distance = least; distance < most; distance += step) drawn.add(distance);
+  return [...drawn].sort((a, b) => a - b);
 }
 
 export class DistancePanel {
@@ -64,22 +63,22 @@ export class DistancePanel {
       return;
     }
     this.at = picked;
-    const at = edits.moved[picked] ?? picked;
-    const distance = row.token - at;
+    const asked = distanceOf(walk, row.token, picked, edits);
+    const distance = knownDistance(walk, row.token, asked);
     const [least, most] = distances(walk, row.token);
     Object.assign(this.slider, { min: Math.min(least, distance), max: Math.max(most, distance), value: distance });
     this.now.textContent = String(distance);
-    const from = swappedFrom(edits.swapped, picked);
-    const score = (d) => scoreAt(walk, row.token, from, d, row.divisor, row.rows[picked].sum);
+    const score = (d) => scoreAtDistance(walk, row.token, picked, d, edits);
     this.draw(score, Number(this.slider.min), Number(this.slider.max), distance);
     const kind = walk.rotary ? "Rotary positions turn both vectors: only their distance counts." : "";
     const alibi = walk.slope ? `ALiBi subtracts ${short(walk.slope)} a position.` : "";
-    this.note.textContent = `${kind || alibi} Score at distance ${distance}: ${short(score(distance))}.`.trim();
+    const beyond = asked === distance ? "" : ` Distance ${asked} is beyond those of this text; the nearest is used.`;
+    const now = `Score at distance ${distance}: ${short(score(distance))}.`;
+    this.note.textContent = `${kind || alibi} ${now}${beyond}`.trim();
   }
 
   draw(score, least, most, distance) {
-    const points = [];
-    for (let d = least; d <= most; d++) points.push([d, score(d)]);
+    const points = drawnDistances(least, most, distance).map((d) => [d, score(d)]);
     const scores = points.map(([, value]) => value);
     const [low, high] = [Math.min(...scores), Math.max(...scores)];
     const x = (d) => LEFT + ((d - least) / (most - least || 1)) * (WIDTH - LEFT - 8);
@@ -100,14 +99,4 @@ export class DistancePanel {
       `Score from ${short(low)} to ${short(high)} at distances ${least} to ${most}`,
     );
   }
-}
-
-/** The token whose key stands at this position after the swaps. */
-function swappedFrom(swapped, at) {
-  let from = at;
-  for (const [a, b] of [...swapped].reverse()) {
-    if (from === a) from = b;
-    else if (from === b) from = a;
-  }
-  return from;
 }

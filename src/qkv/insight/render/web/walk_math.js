@@ -91,11 +91,6 @@ export function turned(vector, frequencies, position) {
   return result;
 }
 
-/** The sum of products of an unturned query and key at a distance: query position minus key position. */
-export function rotaryProduct(query, key, frequencies, distance) {
-  return sum(terms(turned(query, frequencies, distance), key));
-}
-
 /** The indices of the largest numbers, by size; with `absolute` of the largest magnitudes. */
 export function largest(numbers, count = numbers.length, absolute = false) {
   const size = (index) => (absolute ? Math.abs(numbers[index]) : numbers[index]);
