@@ -308,6 +308,99 @@ def test_a_weight_is_moved_and_the_others_make_room(open_page: Open, small: Look
     close(numbers(page.get_attribute(".walk-table", "data-output")), shown @ walk.equation.value)
 
 
+def box(page: Any, selector: str) -> dict[str, float]:
+    return dict(page.locator(selector).bounding_box())
+
+
+def test_nothing_moves_while_a_bar_is_dragged(open_page: Open, small: Look) -> None:
+    address = "#view=walk&kind=self&layer=1&head=2&token=3&step=7"
+    page = open_page(small, address, width=1280, height=720)
+    own = small.walks["self", 1, 2].weights[3].double()
+    bar = "tr[data-at='1'] .weight-bar"
+    before = box(page, bar)
+    steps = box(page, ".steps")
+
+    def drag(part: float) -> Tensor:
+        page.mouse.move(before["x"] + part * before["width"], before["y"] + 5)
+        assert box(page, bar) == before
+        return shown_rows(page)["weight"]
+
+    drag(0.5)
+    page.mouse.down()
+    for part in (0.4, 0.7):
+        expected = own * (1 - part) / (1 - own[1])
+        expected[1] = part
+        assert_close(drag(part), expected, rtol=0, atol=0.011)
+
+    # Through 100% and back, the others have the proportions that they had
+    assert drag(1.4)[1] == 1
+    shown = drag(0.25)
+    assert float(shown[1]) == pytest.approx(0.25, abs=0.011)
+    others = torch.tensor([0, 2, 3])
+    close(shown[others] / shown[others].sum(), own[others] / own[others].sum())
+    page.mouse.up()
+    assert box(page, ".steps") == steps
+    assert page.evaluate("document.documentElement.scrollHeight <= innerHeight")
+
+    # From another bar that has everything, by keys
+    page.focus("tr[data-at='0'] .weight-bar")
+    page.keyboard.press("End")
+    assert shown_rows(page)["weight"].tolist() == [1, 0, 0, 0, 0, 0]
+    page.focus(bar)
+    page.keyboard.press("End")
+    page.keyboard.press("ArrowLeft")
+    shown = shown_rows(page)["weight"]
+    assert float(shown[1]) == pytest.approx(0.99)
+    assert float(shown[0]) == pytest.approx(0.01)
+
+
+def test_a_checkbox_leaves_the_arrows_to_the_steps(open_page: Open, small: Look) -> None:
+    page = open_page(small, "#view=walk&kind=self&layer=1&head=2&token=3&step=5")
+    page.click("label:has-text('Lift the mask')")
+    settled(page, edits="m", step=5)
+    page.keyboard.press("ArrowRight")
+    settled(page, step=6)
+    page.keyboard.press("ArrowLeft")
+    settled(page, step=5)
+    page.keyboard.press(" ")
+    page.wait_for_function("() => !location.hash.includes('edits')")
+
+    # A slider uses them itself
+    page.focus("#walk-divisor")
+    page.keyboard.press("ArrowRight")
+    page.wait_for_function("() => location.hash.includes('edits=d')")
+    assert state(page)["step"] == "5"
+
+
+def test_after_the_head_a_file_shows_the_unchanged_model(open_page: Open, small: Look) -> None:
+    walk = small.walks["self", 1, 2]
+    assert walk.lens is not None
+    page = open_page(small, "#view=walk&kind=self&layer=1&head=2&token=3&step=8&edits=d1")
+    assert page.inner_text("body").count("qkv serve") == 1
+    page.keyboard.press("ArrowRight")
+    settled(page, step=9)
+    page.keyboard.press("Shift+ArrowRight")
+    said = page.inner_text(".after .readout").split("all tokens: ")[1].replace("−", "-")
+    assert float(said) == pytest.approx(float(walk.output[3, 0]), abs=0.006)
+    length = page.inner_text("[data-length=written]")
+    assert float(length) == pytest.approx(float(walk.written[3].norm()), abs=0.006)
+    assert page.inner_text(".after .note:visible").startswith("From here on the unchanged model")
+    assert page.inner_text("body").count("qkv serve") == 1
+
+    # The prediction is that of the lens, and the token of the text is marked
+    page.keyboard.press("ArrowRight")
+    settled(page, step=10)
+    likeliest = walk.lens.after[3][0].text
+    said = status(page)
+    assert said.startswith("If the model stopped here, after this head of layer 1 of 2, the next")
+    assert f"would be “{likeliest}”" in said
+    among = {guess.id for guess in (*walk.lens.before[3], *walk.lens.after[3])}
+    among |= {change.id for change in walk.lens.changed[3]}
+    note = page.inner_text(".real-token")
+    assert note.startswith("Outlined" if IDS[4] in among else "The text has w4")
+    assert (page.locator(".lens-pair .real").count() > 0) == (IDS[4] in among)
+
+
 def test_a_token_is_moved(open_page: Open, small: Look, model: Any) -> None:
     page = open_page(small, "#view=walk&kind=self&layer=0&head=0&token=5&step=4")
     page.click("tr[data-at='2'] button")
@@ -410,8 +503,10 @@ def test_the_server_computes_the_rest(visit: Open, server: Any) -> None:
     walk = {"model": "chat", "text": text, "kind": "self", "layer": 0, "head": 1}
     assert not page.locator(".answer").is_visible()
 
+    before = box(page, "tr[data-at='1'] .weight-bar")
     set_range(page, "#walk-divisor", 1)
     page.wait_for_selector(".answer .bars")
+    assert box(page, "tr[data-at='1'] .weight-bar") == before  # the answer has its own place
     answer = answered(server, "/v1/walk", **walk, position=3, edits={"divisor": 1})
     assert requests[-1]["edits"] == {"divisor": 1}
     assert requests[-1]["position"] == 3

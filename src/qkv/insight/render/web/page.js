@@ -244,9 +244,10 @@ export class Page {
   key(event) {
     if (event.ctrlKey || event.metaKey || event.altKey || this.help.open || this.menu.open) return;
     const field = event.target.closest("select, input, textarea");
-    if (field && event.key !== "Escape") return;
+    const typing = field && (field.type !== "checkbox" || event.key === " "); // a checkbox uses no other key
+    if (typing && event.key !== "Escape") return;
     if (this.presenter.key(event)) event.preventDefault();
-    else if (!field) this.act(event);
+    else if (!typing) this.act(event);
   }
 
   /** The keys of the view, and those of all views. */

@@ -5,12 +5,13 @@ import { element } from "qkv/elements.js";
 import { TokenStrip } from "qkv/token_strip.js";
 import { quoted } from "qkv/token_text.js";
 import { short } from "qkv/vector_strip.js";
-import { After } from "qkv/walk_after.js";
+import { After, rest } from "qkv/walk_after.js";
 import { UNEDITED, decodeWalk, edited, editsFrom, editsText, headRow, listed } from "qkv/walk_data.js";
 import { DistancePanel } from "qkv/walk_distance.js";
+import { SetWeights } from "qkv/walk_drag.js";
 import { Formula, Steps } from "qkv/walk_formula.js";
 import { walkKey } from "qkv/walk_keys.js";
-import { largest, reweighted } from "qkv/walk_math.js";
+import { largest } from "qkv/walk_math.js";
 import { missingHead } from "qkv/walk_missing.js";
 import { NumberPanel } from "qkv/walk_numbers.js";
 import { QueryChart } from "qkv/walk_query.js";
@@ -64,6 +65,7 @@ export class Walk {
       (name) => this.openPanel(name),
     );
     this.answer = new Answer();
+    this.setWeights = new SetWeights();
     this.recomputed = new Recomputed(() => page.state.view === "walk" && !this.whole.hidden && this.draw());
     this.steps = new Steps((step) => page.set({ step }));
     this.missing = element("div", { class: "note wide", hidden: true });
@@ -72,7 +74,7 @@ export class Walk {
       { class: "walk-side" },
       this.numbers.element,
       this.distance.element,
-      this.answer.element,
+      this.answer.hint,
     );
     const content = element(
       "div",
@@ -83,8 +85,8 @@ export class Walk {
     );
     this.body = element("div", { class: "walk-body" }, content, this.side);
     const top = element("div", { class: "walk-top" }, this.formula.element, this.strip.element);
-    const foot = element("div", { class: "walk-foot" }, this.steps.element, this.touch.element);
-    this.whole = element("div", {}, top, this.body, foot);
+    this.foot = element("div", { class: "walk-foot" }, this.steps.element, this.touch.element);
+    this.whole = element("div", {}, top, this.body, this.foot);
     this.element = element("section", { class: "view walk" }, this.missing, this.whole);
   }
 
@@ -132,13 +134,16 @@ export class Walk {
     const side = store.data.sides[attention.rows];
     const token = Math.min(state.token ?? walk.query.length - 1, walk.query.length - 1);
     const { step } = state;
-    const row = headRow(walk, token, edits);
+    this.ask(token);
+    const later = this.recomputed.walk ?? walk; // what comes after the head
+    const behind = step > 8 && edited(edits) && !this.recomputed.walk;
+    const plain = headRow(walk, token);
+    const row = edited(edits) && !behind ? headRow(walk, token, edits) : plain;
     const keys = store.data.sides[attention.columns].tokens;
     const query = side.tokens[token];
     if (this.told?.row.token !== token) this.picked = null; // each token has its own strongest row
     const picked = this.picked ?? largest(row.weights, 1)[0];
     const { theme } = page.colours;
-    const plain = edited(edits) ? headRow(walk, token) : row;
     this.told = {
       walk,
       row,
@@ -151,6 +156,9 @@ export class Walk {
       step,
       theme,
       panel: this.panel,
+      place: `layer ${state.layer} of ${attention.depth}`,
+      follows: store.data.follows,
+      real: this.real(side, token),
     };
     this.strip.show(side);
     this.strip.mark(token);
@@ -163,14 +171,23 @@ export class Walk {
     if (step === 1) this.first.show({ ...this.told, most: this.table.scales(walk).query });
     this.table.element.hidden = step === 1 || step > 8;
     this.after.element.hidden = step <= 8;
-    this.ask();
-    const later = this.recomputed.walk ?? walk;
-    const behind = edited(edits) && !this.recomputed.walk;
-    this.after.show({ ...this.told, walk: later, note: behind ? "Computed without your changes." : "" });
+    this.after.show({ ...this.told, walk: later, behind: behind ? this.unchanged() : null });
     this.showPanels();
     this.touch.show(this.told);
     this.mark();
     page.setStatus(sentences(STEPS[step - 1], { ...this.told, walk: step > 8 ? later : walk }));
+  }
+
+  /** The token that the text has where one is predicted, or null. */
+  real({ ids, tokens }, token) {
+    const at = this.page.store.data.follows ? token + 1 : token;
+    return at < ids.length ? { id: ids[at], text: tokens[at] } : null;
+  }
+
+  /** Says that the steps after the head are those without the edits. */
+  unchanged() {
+    const start = "From here on the unchanged model is shown. ";
+    return this.page.store.source.rewalk ? [start] : [start, ...rest()];
   }
 
   /** The rows of the table; of a long text those with the most weight before any edit. */
@@ -197,16 +214,23 @@ export class Walk {
     this.distance.element.hidden = panel !== "distance" || told.step > 8;
     if (!this.numbers.element.hidden) this.numbers.show(told);
     if (!this.distance.element.hidden) this.distance.show(told);
-    const { data } = this.page.store;
+    const { data, source } = this.page.store;
+    const served = Boolean(source.rewalk);
+    // A file has one sentence, below everything. The answer of a server has its column from the start: nothing may
+    // move while a bar is dragged.
+    const place = served ? this.side : this.foot;
+    if (this.answer.element.parentNode !== place) place.append(this.answer.element);
     this.answer.show({
       edits: this.edits,
-      served: Boolean(this.page.store.source.rewalk),
+      step: told.step,
+      served,
       next: this.recomputed.next,
       problem: this.recomputed.problem,
       tokens: data.sides[data.text].tokens,
       follows: data.follows,
     });
-    this.side.hidden = this.numbers.element.hidden && this.distance.element.hidden && !changed;
+    const table = told.step > 1 && told.step < 9;
+    this.side.hidden = this.numbers.element.hidden && this.distance.element.hidden && !(served && (changed || table));
   }
 
   openPanel(name) {
@@ -250,11 +274,10 @@ export class Walk {
   }
 
   setWeight(at, weight) {
-    const { token, weights, rows } = this.told.row;
-    const seen = rows.map(({ visible }) => visible);
-    const changed = reweighted(weights, at, weight, seen);
+    const { row } = this.told;
+    const changed = this.setWeights.changed(this.walk, row, this.edits, at, weight);
     this.told.picked = at;
-    this.edit({ ...this.edits, weights: { ...this.edits.weights, [token]: changed } });
+    this.edit({ ...this.edits, weights: { ...this.edits.weights, [row.token]: changed } });
   }
 
   move(at, distance) {
@@ -265,8 +288,8 @@ export class Walk {
   }
 
   /** The rest of the model, which a server computes, and the file cannot. */
-  ask() {
-    const position = this.walk.kind === "encoder" ? undefined : this.told.row.token; // else that of the source
+  ask(token) {
+    const position = this.walk.kind === "encoder" ? undefined : token; // else that of the source
     this.recomputed.ask(this.page.store.source, this.name, this.edits, position);
   }
 

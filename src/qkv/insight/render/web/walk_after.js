@@ -3,6 +3,7 @@
 
 import { barList } from "qkv/bar_list.js";
 import { element, percent } from "qkv/elements.js";
+import { tokenText } from "qkv/token_text.js";
 import { VectorStrip, short } from "qkv/vector_strip.js";
 import { scaleOf } from "qkv/walk_math.js";
 
@@ -17,15 +18,20 @@ function named(name, strip) {
   return element("div", { class: "named-strip" }, element("span", { class: "strip-name" }, name), strip.element);
 }
 
-/** Tokens with their probability before and after; the largest change is outlined. */
-export function changes(tokens, label) {
+/** Where the rest of the model is computed under edits. */
+export function rest() {
+  return ["The playground (", element("code", {}, "qkv serve MODEL"), ") computes the rest anew."];
+}
+
+/** Tokens with their probability before and after; one of them is outlined: `marked`, else the largest change. */
+export function changes(tokens, label, marked = undefined) {
   const sizes = tokens.map(([, , before, after]) => Math.abs(after - before));
   const most = Math.max(...sizes);
-  const rows = tokens.map(([text, , before, after], number) => ({
+  const rows = tokens.map(([text, id, before, after], number) => ({
     text,
     value: after,
     before,
-    actual: most > 0 && sizes[number] === most,
+    actual: marked === undefined ? most > 0 && sizes[number] === most : id === marked,
     shown: `${percent(before)} → ${percent(after)}`,
   }));
   return barList(rows, { label, kind: "changes" });
@@ -53,7 +59,8 @@ export class After {
     this.element = element("div", { class: "after" }, this.vectors, this.lens, this.readout, this.note);
   }
 
-  show({ walk, row, step, theme, note }) {
+  /** `behind` are the nodes of a note if the numbers are those without the edits, else null. */
+  show({ walk, row, step, theme, behind, real }) {
     const { token } = row;
     this.vectors.hidden = this.readout.hidden = step !== 9;
     this.lens.hidden = step !== 10 || !walk.lens;
@@ -66,9 +73,9 @@ export class After {
       this.writtenName.textContent = `what the head writes: ${written.length} numbers`;
       this.showLengths(walk.lengths, token);
     }
-    if (walk.lens) this.showLens(walk.lens, token);
-    this.note.textContent = note;
-    this.note.hidden = note === "";
+    if (walk.lens) this.showLens(walk.lens, token, real);
+    this.note.replaceChildren(...(behind ?? []));
+    this.note.hidden = behind === null;
   }
 
   showLengths(lengths, token) {
@@ -84,19 +91,25 @@ export class After {
     this.lengths.replaceChildren(...items);
   }
 
-  /** The likeliest tokens before and after, and those whose probability changed most. */
-  showLens({ before, after, changed }, token) {
-    const [most] = changed[token];
+  /**
+   * The likeliest tokens before and after, and those whose probability changed most; `real` is the token that the
+   * text has, which is outlined.
+   */
+  showLens({ before, after, changed }, token, real) {
     const list = (guesses, label) =>
       barList(
-        guesses.map(([text, id, probability]) => ({ text, value: probability, actual: id === most?.[1] })),
+        guesses.map(([text, id, probability]) => ({ text, value: probability, actual: id === real?.id })),
         { label },
       );
     const part = (title, content) => element("div", {}, element("h2", {}, title), content);
+    const among = [...before[token], ...after[token], ...changed[token]].some(([, id]) => id === real?.id);
+    const missing = ["The text has ", tokenText(real?.text ?? "", { class: "word" }), ", which is not among them."];
+    const told = among ? ["Outlined: the token of the text."] : missing;
     this.lens.replaceChildren(
       part("Before this head", list(before[token], "Likeliest tokens before this head")),
       part("After this head", list(after[token], "Likeliest tokens after this head")),
-      part("Largest changes", changes(changed[token], "Tokens whose probability changed most")),
+      part("Largest changes", changes(changed[token], "Tokens whose probability changed most", real?.id ?? null)),
+      ...(real ? [element("p", { class: "note real-token" }, ...told)] : []),
     );
   }
 }

@@ -4,6 +4,7 @@
 import { element, percent } from "qkv/elements.js";
 import { quoted, tokenText, visible } from "qkv/token_text.js";
 import { VectorStrip, short } from "qkv/vector_strip.js";
+import { weightSlider } from "qkv/walk_drag.js";
 import { mixture, runningSums, scaleOf, sum } from "qkv/walk_math.js";
 
 // Each column, the step from which it is visible, and the steps in which a narrow page shows it.
@@ -24,6 +25,9 @@ const NOW = { 2: ["key"], 3: ["product", "sum"], 4: ["scaled"], 5: ["score"], 6:
 
 /** A percentage in little room. */
 const part = (weight) => (weight < 0.00005 ? "0.00%" : percent(weight));
+
+/** A token with its marks of spaces explained. */
+const titleOf = (text) => (visible(text).includes("␣") ? `${visible(text)} (␣ is a space)` : visible(text));
 
 const cell = (tag, name, ...content) => element(tag, { class: `col-${name}`, "data-column": name }, ...content);
 
@@ -78,15 +82,15 @@ export class WalkTable {
     const strips = Object.fromEntries(STRIPS.map((name) => [name, new VectorStrip(`of-${name}`, this.hoverOf(at))]));
     const pick = element(
       "button",
-      { type: "button", class: "walk-token", title: visible(text), onclick: () => this.onpick(at) },
+      { type: "button", class: "walk-token", title: titleOf(text), onclick: () => this.onpick(at) },
       tokenText(text, { class: "word" }),
       element("span", { class: "position", "aria-hidden": "true" }, String(at)),
     );
     const slider = element("input", {
       ...{ type: "range", class: "weight-bar", min: 0, max: 1, step: 0.01 },
       "aria-label": `Weight of ${quoted(text)} at position ${at}`,
-      oninput: () => this.onweight(at, Number(slider.value)),
     });
+    weightSlider(slider, (weight) => this.onweight(at, weight));
     const weight = element("span", { class: "number" });
     const cells = {};
     for (const { name } of COLUMNS) cells[name] = cell("td", name, ...(name in strips ? [strips[name].element] : []));
@@ -120,7 +124,7 @@ export class WalkTable {
   }
 
   /** Shows the numbers of one query up to a step. */
-  show({ walk, row, step, picked, query, theme, reason, divisor }) {
+  show({ walk, row, step, picked, query, theme, reason, divisor, edits }) {
     const most = this.scales(walk);
     most.product = scaleOf(row.rows.map(({ terms }) => terms));
     this.query.show(row.query, most.query, theme, `Query of ${quoted(query)}`);
@@ -137,7 +141,7 @@ export class WalkTable {
     this.total.textContent = `Σ ${percent(sum(row.weights))}`;
     this.element.dataset.output = row.output.join(" ");
     this.element.dataset.query = row.query.join(" ");
-    this.reach(step);
+    this.reach(step, step === 4 && edits.divisor !== null);
   }
 
   retitle(walk, divisor, step) {
@@ -215,13 +219,19 @@ export class WalkTable {
     this.rest.weight.textContent = percent(sum(weights));
   }
 
-  /** Columns of later steps are invisible; a narrow page shows only those of this step. */
-  reach(step) {
+  /**
+   * Columns of later steps are invisible; a narrow page shows only those of this step. With `ahead` the weights are
+   * shown before their step, pale: what a divisor does is seen in them.
+   */
+  reach(step, ahead) {
     this.element.dataset.step = step;
+    this.element.classList.toggle("ahead", ahead);
+    for (const { cells } of this.rows.values()) cells.weight.inert = ahead;
     for (const { name, from, narrow } of COLUMNS) {
       for (const node of this.element.querySelectorAll(`[data-column=${name}]`)) {
         const shutter = name === "weight" && step === 5 && node.closest(".shut"); // it says why
-        node.classList.toggle("later", step < from && !shutter && !(name === "key" && node.closest(".query-row")));
+        const early = shutter || (ahead && name === "weight");
+        node.classList.toggle("later", step < from && !early && !(name === "key" && node.closest(".query-row")));
         node.classList.toggle("now", narrow.includes(step));
       }
     }

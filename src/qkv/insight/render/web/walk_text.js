@@ -4,14 +4,24 @@
 import { percent } from "qkv/elements.js";
 import { quoted } from "qkv/token_text.js";
 import { short } from "qkv/vector_strip.js";
-import { cosine, largest } from "qkv/walk_math.js";
+import { cosine, entropy, largest, sum } from "qkv/walk_math.js";
 
 /** A token of the text in a sentence: without the space before it, which the rows of the table show. */
 const named = (text) => quoted(text.trim() === "" ? text : text.trimStart());
 
 const round = (weight) => (weight >= 0.095 ? `${Math.round(100 * weight)}%` : percent(weight));
+/** A weight before and after a change, with as many decimals as tell the two apart. */
+function change(before, after) {
+  const formats = [round, percent, (weight) => `${(100 * weight).toFixed(2)}%`];
+  const format = formats.find((one) => one(before) !== one(after)) ?? percent;
+  return [format(before), format(after)];
+}
+
 const count = (number, one, many = `${one}s`) => `${number} ${number === 1 ? one : many}`;
 const place = (walk, of) => (Number.isInteger(walk.divisor) ? `${walk.divisor}` : of(walk.divisor));
+
+/** A number with three digits: 523, 0.0412, 5.2e+21. */
+const figure = (number) => (number >= 1e6 || number < 1e-4 ? number.toExponential(1) : String(Number(number.toPrecision(3))));
 
 /** The divisor as √64 = 8; a divisor that was moved as it is. */
 export function rootOf(walk) {
@@ -35,9 +45,13 @@ class Telling {
   keys;
   /** @type {any} */
   plain;
+  /** @type {any} */
+  place;
+  /** @type {any} */
+  follows;
 
-  constructor({ walk, row, plain, edits, head, query, keys, picked }) {
-    Object.assign(this, { walk, row, plain, edits, head, keys });
+  constructor({ walk, row, plain, edits, head, query, keys, picked, place, follows }) {
+    Object.assign(this, { walk, row, plain, edits, head, keys, place, follows });
     this.query = named(query);
     this.width = row.query.length;
     const [top] = largest(row.weights, 1);
@@ -48,21 +62,27 @@ class Telling {
     this.hidden = row.rows.filter(({ visible }) => !visible).length;
   }
 
-  before({ at }) {
-    return this.plain.weights[at];
+  /** Whether matrices make query, key and value; an RNN compares its states as they are, or in its own way. */
+  get projected() {
+    return this.walk.position !== "recurrent" && this.walk.score !== "other";
+  }
+
+  by(matrix) {
+    return this.projected ? ` by ${matrix}` : "";
   }
 
   querySentences() {
     const { walk, head, query, width } = this;
     const from = walk.position === "recurrent" ? "the decoder's hidden state" : "the residual stream";
     const of = walk.kind === "cross" ? `${from} before ${query}` : `${from} of ${query}`;
-    return `A query says what a token looks for. ${head} made these ${width} numbers from ${of}.`;
+    return `A query says what a token looks for. ${head} made these ${width} numbers from ${of}${this.by("W_Q")}.`;
   }
 
   keySentences() {
     const { row, query, width } = this;
     const whose = this.walk.kind === "cross" ? "source token" : "token";
-    const offered = `Each ${whose} offers a key, ${width} numbers by which it can be found.`;
+    const made = this.projected ? " that W_K makes" : "";
+    const offered = `Each ${whose} offers a key, ${width} numbers${made}, by which it can be found.`;
     return `${offered} The query of ${query} is compared with ${count(row.rows.length, "key")}.`;
   }
 
@@ -76,23 +96,30 @@ class Telling {
     if (walk.score === "additive") {
       return `Query plus key, bent by tanh and times a learned vector w, number by number: an additive score. ${total}`;
     }
-    return `Query times key, number by number, then added up: the more alike the two are, the larger the sum. ${total}`;
+    const more = "The more alike the two are, and the longer, the larger the sum";
+    return `${more} of query times key, number by number. ${total}`;
   }
 
   scaleSentences() {
-    const { walk, row, edits, one, top, name, best, width } = this;
+    const { walk, row, edits, one, name, width } = this;
     const now = `${name}: ${short(one.sum)} / ${short(row.divisor)} = ${short(one.scaled)}.`;
     if (edits.divisor !== null && edits.divisor < walk.divisor) {
       const apart = `Divided by ${short(edits.divisor)} instead of ${short(walk.divisor)}, scores lie further apart.`;
-      return `${apart} Softmax then gives ${best} ${round(top.weight)} instead of ${round(this.before(top))}.`;
+      return `${apart} ${this.insteadSentence()}`;
     }
     if (edits.divisor !== null && edits.divisor > walk.divisor) {
       const near = `Divided by ${short(edits.divisor)} instead of ${short(walk.divisor)}, scores lie close together.`;
-      return `${near} Softmax then gives ${best} ${round(top.weight)} instead of ${round(this.before(top))}.`;
+      return `${near} ${this.insteadSentence()}`;
     }
     if (walk.divisor === 1) return `This score is not divided: it enters the softmax as it is. ${now}`;
     const why = `a sum of ${width} products is so large that softmax would pick one token alone`;
     return `Divided by ${rootOf(walk)}, since ${why}. ${now}`;
+  }
+
+  insteadSentence() {
+    const { top, best, plain } = this;
+    const [before, now] = change(plain.weights[top.at], top.weight);
+    return `Softmax then gives ${best} ${now} instead of ${before}.`;
   }
 
   maskSentences() {
@@ -121,17 +148,29 @@ class Telling {
   }
 
   softmaxSentences() {
-    const { row, plain, edits, head, top, best, query } = this;
+    const { row, plain, edits, head, query } = this;
     if (edits.weights[row.token]) {
       const rest = "The other weights were scaled, so that the sum is still 100%.";
       return `You set the weights of ${query}. ${rest}`;
     }
     if (edits.divisor !== null) return this.scaleSentences();
     if (row !== plain) return this.changedSentences();
+    const bits = entropy(row.weights).toFixed(2);
     const rounded = Number(row.alike.toFixed(row.alike < 10 ? 1 : 0));
-    const many = rounded === 1 ? "as if it looked at one token alone" : `as if it looked at ${rounded} tokens alike`;
-    const looks = `${head} lets ${query} look at ${best} with ${round(top.weight)}: ${many}.`;
-    return `Softmax turns scores into weights: all positive, together 100%. ${looks}`;
+    const many = rounded === 1 ? "one token alone" : `2^${bits} = ${rounded} tokens alike`;
+    const looks = `${head} lets ${query} look with an entropy of ${bits} bits, as if at ${many}.`;
+    return `Softmax turns scores into weights that are together 100%${this.calculation()}. ${looks}`;
+  }
+
+  /** How one score becomes a weight: that of the chosen row, or of the one with the most weight. */
+  calculation() {
+    const { row, one, top, keys } = this;
+    const shown = one.visible ? one : top;
+    const power = Math.exp(shown.score);
+    const all = sum(row.rows.map(({ score }) => Math.exp(score)));
+    if (!Number.isFinite(all) || all === 0 || power === 0) return "";
+    const parts = `e^${short(shown.score)} = ${figure(power)}, divided by the sum of all, ${figure(all)}`;
+    return `; ${named(keys[shown.at])}: ${parts}, is ${percent(shown.weight)}`;
   }
 
   /** What an edit other than the divisor did to the weights. */
@@ -139,9 +178,9 @@ class Telling {
     const { row, plain, query, keys } = this;
     const moved = row.weights.map((weight, at) => weight - plain.weights[at]);
     const [at] = largest(moved, 1, true);
-    const change = `from ${round(plain.weights[at])} to ${round(row.weights[at])}`;
+    const [before, now] = change(plain.weights[at], row.weights[at]);
     const other = "Your changes give other scores, and softmax makes other weights of them.";
-    return `${other} The weight from ${query} to ${named(keys[at])} goes ${change}.`;
+    return `${other} The weight from ${query} to ${named(keys[at])} goes from ${before} to ${now}.`;
   }
 
   valueSentences() {
@@ -150,14 +189,15 @@ class Telling {
     const more = second === undefined ? "" : `, ${round(row.weights[second])} of that of ${named(keys[second])}`;
     const most = `${round(row.weights[first])} of that of ${named(keys[first])}`;
     const parts = `Each is multiplied by its weight: ${most}${more}.`;
-    return `A value is what a token hands over when it is looked at. ${parts}`;
+    const made = this.projected ? ", made by W_V" : "";
+    return `A value is what a token hands over when it is looked at${made}. ${parts}`;
   }
 
   sumSentences() {
     const { row, top, query, best } = this;
     const near = cosine(row.output, top.value).toFixed(2).replace("-", "−");
     const out = `The weighted values are added up: ${row.output.length} numbers that the head hands on for ${query}.`;
-    return `${out} Their cosine with the value of ${best}, which has the most weight, is ${near}.`;
+    return `${out} Their cosine with the value of ${best}, which has the most weight, is ${near} (1 is the same direction).`;
   }
 
   writtenSentences() {
@@ -172,7 +212,7 @@ class Telling {
   }
 
   lensSentences() {
-    const { walk, row, query } = this;
+    const { walk, row, place, follows } = this;
     if (walk.position === "recurrent") {
       const mixed = "The decoder mixes this vector with its own hidden state before it predicts a token.";
       return `${mixed} What the vector alone changed cannot be told apart.`;
@@ -180,10 +220,13 @@ class Telling {
     if (!walk.lens)
       return `This attention is not followed by a prediction of tokens. The layers above read what it wrote.`;
     const [[text, , before, after] = []] = walk.lens.changed[row.token];
-    const read = `The output layer reads ${query} before and after this one head.`;
-    if (text === undefined || before === after) return `${read} No probability changes.`;
+    const [[likeliest]] = walk.lens.after[row.token];
+    const what = follows ? "the next token" : "the token here";
+    const read = `If the model stopped here, after this head of ${place}, ${what} would be ${quoted(likeliest)}.`;
+    if (text === undefined || before === after) return `${read} This head alone changes no probability.`;
     const way = after > before ? "rises" : "falls";
-    return `${read} The largest change: ${quoted(text)} ${way} from ${percent(before)} to ${percent(after)}.`;
+    const [first, second] = change(before, after);
+    return `${read} The largest change by it: ${quoted(text)} ${way} from ${first} to ${second}.`;
   }
 }
 

@@ -6,7 +6,7 @@ import { quoted } from "qkv/token_text.js";
 import { short } from "qkv/vector_strip.js";
 import { UNEDITED, edited } from "qkv/walk_data.js";
 import { rootOf } from "qkv/walk_text.js";
-import { changes } from "qkv/walk_after.js";
+import { changes, rest } from "qkv/walk_after.js";
 
 const NEAR = 0.03; // of the divisor: the slider snaps to it
 
@@ -108,16 +108,19 @@ export class Touch {
 export class Answer {
   constructor() {
     this.element = element("div", { class: "answer", "aria-live": "polite" });
+    this.hint = element("p", { class: "note hint" }, "Change something, and the model computes the rest anew.");
   }
 
   /** `next` is null if no token is predicted; without a server the note says what is missing. */
-  show({ edits, served, next, problem, tokens, follows }) {
-    this.element.hidden = !edited(edits);
+  show({ edits, step, served, next, problem, tokens, follows }) {
+    const changed = edited(edits);
+    this.hint.hidden = !served || changed;
+    this.element.hidden = !changed || (!served && step > 8); // there the numbers themselves are not those of the edits
     if (this.element.hidden) return;
     const note = (text) => element("p", { class: "note" }, text);
     if (!served) {
-      const text = "Scores, weights and output above are computed anew. Predictions need the model: open it with ";
-      this.element.replaceChildren(element("p", { class: "note" }, text, element("code", {}, "qkv serve"), "."));
+      const text = "Scores, weights and what the head hands on are computed anew here. ";
+      this.element.replaceChildren(element("p", { class: "note" }, text, ...rest()));
     } else if (problem) this.element.replaceChildren(note(problem));
     else if (next === undefined) this.element.replaceChildren(note("The model computes the rest …"));
     else if (next === null) this.element.replaceChildren(note("This model predicts no tokens."));
