@@ -8,7 +8,7 @@ import { UNEDITED, edited } from "qkv/walk_data.js";
 import { rootOf } from "qkv/walk_text.js";
 import { changes, rest } from "qkv/walk_after.js";
 
-const NEAR = 0.03; // of the divisor: the slider snaps to it
+const NEAR = 0.01; // of the divisor: the slider snaps to it, but a step by key leaves it
 
 export class Touch {
   /** @type {any} */
