@@ -21,7 +21,10 @@ const count = (number, one, many = `${one}s`) => `${number} ${number === 1 ? one
 const place = (walk, of) => (Number.isInteger(walk.divisor) ? `${walk.divisor}` : of(walk.divisor));
 
 /** A number with three digits: 523, 0.0412, 5.2e+21. */
-const figure = (number) => (number >= 1e6 || number < 1e-4 ? number.toExponential(1) : String(Number(number.toPrecision(3))));
+function figure(number) {
+  const far = number >= 1e6 || number < 1e-4;
+  return far ? number.toExponential(1) : String(Number(number.toPrecision(3)));
+}
 
 /** The divisor as √64 = 8; a divisor that was moved as it is. */
 export function rootOf(walk) {
