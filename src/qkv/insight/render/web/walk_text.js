@@ -200,7 +200,8 @@ class Telling {
     const { row, top, query, best } = this;
     const near = cosine(row.output, top.value).toFixed(2).replace("-", "−");
     const out = `The weighted values are added up: ${row.output.length} numbers that the head hands on for ${query}.`;
-    return `${out} Their cosine with the value of ${best}, which has the most weight, is ${near} (1 is the same direction).`;
+    const same = "1 is the same direction";
+    return `${out} Their cosine with the value of ${best}, which has the most weight, is ${near} (${same}).`;
   }
 
   writtenSentences() {
