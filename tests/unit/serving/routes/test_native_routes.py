@@ -268,10 +268,11 @@ def test_attention_equals_the_page_of_look(http: httpx.Client, models: Models) -
     }
     (data,) = (part for part in whole.split("<script") if 'id="qkv.data"' in part)
     of_page = json.loads(data.partition(">")[2].partition("</script>")[0])
-    assert reply["data"] == {**of_page, "walk": {"self": {"heads": None}}}  # to be fetched
+    ids = prompt_ids(tokenizer, SENTENCE)
+    added = {"walk": {"self": {"heads": None}}, "predicted": len(ids) - 1}  # walks are fetched
+    assert reply["data"] == {**of_page, **added}
     assert len(reply["lens"]) == 3
     assert reply["next"] == reply["lens"][-1]
-    ids = prompt_ids(tokenizer, SENTENCE)
     assert reply_of(http, "attention", model="gpt", text=ids, lens=True, norms=True) == reply
 
 
