@@ -4,6 +4,7 @@
 
 On a CPU every measurement has its own process, so that the peak memory is that of one length. The
 exponent is the slope of log(time) or log(memory) against log(length): 1 is linear, 2 quadratic.
+On a GPU the Sparse Transformer's patterns also run in FlexAttention, compiled for the same mask.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import resource
 import statistics
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -26,15 +28,22 @@ from qkv.nn.attention import Causal, Fixed, Mask, Strided, Window, attend
 HEADS, HEAD_WIDTH = 8, 64
 
 
+KINDS = ("dense", "window", "strided", "fixed")
+FLEX = ("strided flex", "fixed flex")
+ON_GPU = torch.cuda.is_available()
+
+
 @dataclass
 class Options:
     window: int = 256
-    batch: int = 16 if torch.cuda.is_available() else 1
+    batch: int = 16 if ON_GPU else 1
     """Rows; enough to fill a GPU, so that its time is work and not waiting."""
     lengths: tuple[int, ...] = (2048, 4096, 8192, 16384)
-    device: str = "cuda" if torch.cuda.is_available() else "cpu"
+    kinds: tuple[str, ...] = KINDS + FLEX if ON_GPU else KINDS
+    """What to measure; the speed of each is that of the first times a factor."""
+    device: str = "cuda" if ON_GPU else "cpu"
     one: str = ""
-    """Measure one "kind length" in this process and print JSON; used by the benchmark itself."""
+    """Measure one "length kind" in this process and print JSON; used by the benchmark itself."""
 
 
 def mask_of(kind: str, window: int, length: int) -> Mask:
@@ -48,40 +57,63 @@ def mask_of(kind: str, window: int, length: int) -> Mask:
 
 
 def measure(kind: str, length: int, options: Options) -> dict[str, float]:
-    device, dtype = (
-        options.device,
-        torch.bfloat16 if options.device.startswith("cuda") else torch.float32,
-    )
-    mask = mask_of(kind, options.window, length)
-    tensors = [
-        torch.randn(options.batch, HEADS, length, HEAD_WIDTH, device=device, dtype=dtype)
-        for _ in range(3)
-    ]
+    """Seconds and bytes of one pass forward and backward."""
+    on_gpu = options.device.startswith("cuda")
+    dtype = torch.bfloat16 if on_gpu else torch.float32
+    pattern, *flex = kind.split()
+    mask = mask_of(pattern, options.window, length)
+    kernel = flex[0] if flex else None
+    shape = (options.batch, HEADS, length, HEAD_WIDTH)
+    tensors = [torch.randn(shape, device=options.device, dtype=dtype) for _ in range(4)]
+    gradient = tensors.pop()
     query, key, value = (x.requires_grad_() for x in tensors)
 
     def run() -> None:
         query.grad = key.grad = value.grad = None
-        attend(query, key, value, mask=mask)[0].sum().backward()
+        attend(query, key, value, mask=mask, kernel=kernel)[0].backward(gradient)
 
-    if not device.startswith("cuda"):
-        before = peak()
-        run()
-        memory = peak() - before
-        return {
-            "seconds": min(clock(run, device) for _ in range(7)),
-            "bytes": memory,
-        }  # others' work only adds
+    return measure_on_gpu(run) if on_gpu else measure_on_cpu(run)
+
+
+def measure_on_cpu(run: Callable[[], None]) -> dict[str, float]:
+    before = peak()
+    run()
+    memory = peak() - before
+    seconds = min(clock(run, "cpu") for _ in range(7))  # others' work only adds
+    return {"seconds": seconds, "bytes": memory}
+
+
+def measure_on_gpu(run: Callable[[], None]) -> dict[str, float]:
     run()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
-    run()
+    once = clock(run, "cuda")
     memory = torch.cuda.max_memory_allocated() - before
-    seconds = min(clock(lambda: [run() for _ in range(10)], device) / 10 for _ in range(10))
+    passes = max(1, min(10, round(0.05 / once)))
+
+    def several() -> None:
+        for _ in range(passes):
+            run()
+
+    seconds = min(clock(several, "cuda") / passes for _ in range(10))
     return {"seconds": seconds, "bytes": memory}
 
 
 def peak() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0
+
+
+def measure_alone(kind: str, length: int, options: Options) -> dict[str, float]:
+    """The same in a process of its own."""
+    command = [sys.executable, "-m", __spec__.name, "--one", f"{length} {kind}"]
+    command += ["--window", str(options.window), "--batch", str(options.batch)]
+    command += ["--device", options.device]
+    timed = run_alone(command)
+
+    # With every large block returned at once, the peak is what is held and not what the allocator
+    # keeps.
+    weighed = run_alone(command, MALLOC_MMAP_THRESHOLD_="65536", MALLOC_TRIM_THRESHOLD_="65536")
+    return {"seconds": timed["seconds"], "bytes": weighed["bytes"]}
 
 
 def run_alone(command: list[str], **environment: str) -> dict[str, float]:
@@ -93,51 +125,42 @@ def run_alone(command: list[str], **environment: str) -> dict[str, float]:
 
 def exponent(lengths: tuple[int, ...], values: list[float]) -> float:
     """Slope of the least-squares line through the logarithms."""
-    x, y = [math.log(n) for n in lengths], [math.log(v) for v in values]
+    x = [math.log(n) for n in lengths]
+    y = [math.log(v) for v in values]
     return statistics.linear_regression(x, y).slope
 
 
 def main(options: Options) -> None:
     if options.one:
-        kind, length = options.one.split()
+        length, kind = options.one.split(maxsplit=1)
         print(json.dumps(measure(kind, int(length), options)))
         return
+
     print(
         f"sparse attention, forward + backward, batch {options.batch}, "
         f"{HEADS} heads of {HEAD_WIDTH}; {machine()}"
     )
-    for kind in ("window", "strided", "fixed", "dense"):
-        results = []
-        for length in options.lengths:
-            if options.device.startswith("cuda"):  # counts its own peak
-                results.append(measure(kind, length, options))
-                continue
-            command = [
-                sys.executable,
-                "-m",
-                __spec__.name,
-                "--one",
-                f"{kind} {length}",
-                "--window",
-                str(options.window),
-            ]
-            command += ["--device", options.device, "--batch", str(options.batch)]
-            timed = run_alone(command)
-            # With every large block returned at once, the peak is what is held and not what the
-            # allocator keeps.
-            weighed = run_alone(
-                command, MALLOC_MMAP_THRESHOLD_="65536", MALLOC_TRIM_THRESHOLD_="65536"
-            )
-            results.append({"seconds": timed["seconds"], "bytes": weighed["bytes"]})
-        time_slope = exponent(options.lengths, [r["seconds"] for r in results])
-        memory_slope = exponent(options.lengths, [max(r["bytes"], 1) for r in results])
-        print(f"{kind:8} exponent of time {time_slope:.2f}, of memory {memory_slope:.2f}")
-        for length, r in zip(options.lengths, results, strict=True):
+    # On a GPU a process counts its own peak.
+    run = measure if options.device.startswith("cuda") else measure_alone
+    seconds: dict[str, list[float]] = {kind: [] for kind in options.kinds}
+    memory: dict[str, list[float]] = {kind: [] for kind in options.kinds}
+    for length in options.lengths:
+        for kind in options.kinds:
+            result = run(kind, length, options)
+            seconds[kind].append(result["seconds"])
+            memory[kind].append(max(result["bytes"], 1))
+            faster = seconds[options.kinds[0]][-1] / result["seconds"]
             print(
-                f"  {length:6} positions {r['seconds'] * 1e3:10.2f} ms "
-                f"{r['bytes'] / 2**20:10.1f} MiB",
+                f"{length:6} positions  {kind:12} {result['seconds'] * 1e3:10.2f} ms "
+                f"{result['bytes'] / 2**20:8.1f} MiB, {faster:5.2f} x {options.kinds[0]}",
                 flush=True,
             )
+
+    for kind in options.kinds if len(options.lengths) > 1 else ():
+        print(
+            f"{kind:12} exponent of time {exponent(options.lengths, seconds[kind]):.2f}, "
+            f"of memory {exponent(options.lengths, memory[kind]):.2f}"
+        )
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from qkv.nn.attention import (
     Explicit,
     Fixed,
     General,
+    Mask,
     Padding,
     Prefix,
     Strided,
@@ -27,7 +29,7 @@ from qkv.nn.attention import (
     dot,
     scaled_dot,
 )
-from qkv.nn.attention.kernels import block_sparse
+from qkv.nn.attention.kernels import block_sparse, sparse_flash
 from support.brute_force import may_look
 from support.comparing import TIGHT, assert_kernel_equals_eager, assert_same, outcome
 from support.draws import (
@@ -39,6 +41,7 @@ from support.draws import (
     call,
     calls,
     masks,
+    masks_of,
     random,
     seeds,
     sizes,
@@ -126,6 +129,33 @@ def test_blocked_runs_equal_eager(drawn: Call, score) -> None:
 def test_blocked_patterns_equal_eager(drawn: Call, score) -> None:
     """Strided and Fixed, alone and with other masks, also with both at once."""
     assert_kernel_equals_eager(drawn, "block_sparse", score)
+
+
+@settings(max_examples=200)
+@given(sizes(longest=24, square=True), seeds, st.data())
+def test_sparse_flash_equals_eager(n: Sizes, seed: int, data: st.DataObject) -> None:
+    """Causal patterns of any stride: shorter than the text, longer, and not a divisor of it."""
+    pattern = data.draw(masks_of(PATTERNS, n))
+    n = replace(n, X=n.D)
+    assert_kernel_equals_eager(call(n, seed, Causal() & pattern), "sparse_flash")
+
+
+@pytest.mark.parametrize("pattern", [Strided(4), Fixed(4), Fixed(5, 3)], ids=str)
+def test_the_gradients_of_sparse_flash_are_those_of_finite_differences(pattern: Mask) -> None:
+    n = Sizes(B=1, H=2, K=1, T=11, S=11, D=2, X=2)
+    drawn = call(n, 0, Causal() & pattern)
+
+    def run(*tensors: torch.Tensor) -> torch.Tensor:
+        return attend(*tensors, mask=drawn.mask, kernel="sparse_flash")[0]
+
+    assert torch.autograd.gradcheck(run, (drawn.query, drawn.key, drawn.value))
+
+
+@pytest.mark.parametrize("summary", [0, 2])
+def test_the_operator_of_sparse_flash_is_registered_correctly(summary: int) -> None:
+    """Its schema, its shapes without data and its backward pass, as torch.compile uses them."""
+    tensors = [torch.randn(2, 13, heads, 4, requires_grad=True) for heads in (4, 2, 2)]
+    torch.library.opcheck(sparse_flash.sparse_flash, (*tensors, 4, summary, 0.5))
 
 
 @settings(max_examples=30)

@@ -119,4 +119,4 @@ class Additive(nn.Module):
         """The scores of keys that W_k has projected already: (..., T, S)."""
         query = self.W_q(query).unsqueeze(-2)  # (..., T, 1, width)
         hidden = torch.tanh(query + projected.unsqueeze(-3))  # (..., T, S, width)
-        return self.v(hidden).squeeze(-1)
+        return hidden @ self.v.weight[0]  # a matrix product of width 1 is slow on a GPU

@@ -11,6 +11,7 @@ from qkv.nn.attention import (
     Additive,
     Blockwise,
     Causal,
+    Distance,
     Document,
     Fixed,
     Padding,
@@ -21,6 +22,7 @@ from qkv.nn.attention import (
 )
 from qkv.nn.attention.attend import choose
 from qkv.nn.attention.kernels import block_sparse
+from qkv.nn.attention.kernels.sparse_pattern import regrouped_parts
 from qkv.nn.attention.kernels.table import AttentionCall
 from qkv.nn.attention.score import dot, scaled_dot
 
@@ -64,11 +66,52 @@ def test_sparse_masks_use_the_block_sparse_kernel() -> None:
         Document(texts),
         Strided(32),
         Fixed(32),
-        Causal() & Fixed(32),
     ]
     for mask in sparse:
         assert chosen(mask) == "block_sparse"
         assert chosen(mask & Padding(padding_mask)) == "block_sparse"
+
+
+def test_causal_patterns_use_the_flash_kernels_unless_something_else_is_added() -> None:
+    padding_mask = torch.ones(1, S, dtype=torch.bool)
+    for pattern in (Strided(32), Fixed(32), Fixed(32, 4)):
+        assert chosen(Causal() & pattern) == "sparse_flash"
+        assert chosen(pattern & Causal()) == "sparse_flash"
+        assert chosen(Causal() & pattern & Padding(padding_mask)) == "block_sparse"
+        assert chosen(Causal() & pattern & Window(64)) == "block_sparse"
+        assert chosen(Causal() & pattern, T=1) == "sdpa"
+        assert chosen(Causal() & pattern, wants_weights=True) == "eager"
+
+    call = AttentionCall(query, key, key, Causal() & Strided(32))
+    slopes = Distance(torch.ones(2))
+    wide = torch.zeros(1, 2, S, 8)
+    for other in (
+        call._replace(bias=slopes),
+        call._replace(dropout=0.1),
+        call._replace(value=wide),
+    ):
+        assert choose(other, scaled_dot, False) == "block_sparse"
+
+    assert chosen(Causal() & Strided(S // 4)) == "sdpa"  # too few pairs are left out
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"mask": Strided(32)},
+        {"mask": Causal()},
+        {"mask": Causal() & Strided(32) & Window(9)},
+        {"bias": torch.zeros(S, S)},
+        {"dropout": 0.1},
+        {"value": torch.zeros(1, 2, S, 8)},
+        {"query": query[:, :, :9]},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_sparse_flash_refuses_what_it_cannot_compute(change: dict) -> None:
+    arguments = {"query": query, "key": key, "value": key, "mask": Causal() & Strided(32)} | change
+    with pytest.raises(ValueError, match="sparse_flash: expected Causal with Strided or Fixed"):
+        attend(**arguments, kernel="sparse_flash")
 
 
 class Work(TorchDispatchMode):
@@ -124,6 +167,36 @@ def test_work_grows_with_the_length_to_the_power_of_one_and_a_half_for_sparse_pa
     kind,
 ) -> None:
     """With a stride of sqrt(length), four times the length is eight times the work."""
-    short, long = work(Causal() & kind(16), 256), work(Causal() & kind(32), 1024)
+    short = work(kind(16), 256)
+    long = work(kind(32), 1024)
     assert long.total < 8.8 * short.total
-    assert long.total < work(Causal() & kind(32), 1024, "eager").total / 2
+    assert long.total < work(kind(32), 1024, "eager").total / 2
+
+
+@pytest.mark.parametrize("summary", [0, 1])
+def test_the_pairs_of_a_causal_pattern_grow_with_the_length_to_the_power_of_one_and_a_half(
+    summary: int,
+) -> None:
+    assert pairs(1024, 32, summary) < 8.8 * pairs(256, 16, summary)
+    assert pairs(1024, 32, summary) < 1024 * 1024 / 8
+
+
+def pairs(length: int, stride: int, summary: int) -> int:
+    """The scores that the flash kernels compute on a CPU."""
+    x = torch.zeros(1, length, 1, 1)
+    total = 0
+    for part in regrouped_parts.parts(length, stride, summary):
+        sequences = part.take(x, part.queries, stride)
+        keys = part.take(x, part.keys, stride)
+        assert sequences.shape == keys.shape
+        total += sequences.numel() * sequences.shape[2]
+
+    return total
+
+
+@pytest.mark.parametrize("kind", [Strided, Fixed])
+def test_the_memory_of_a_causal_pattern_grows_with_the_length(kind) -> None:
+    """Nothing as large as one row of scores per query is written."""
+    short = work(Causal() & kind(16), 256)
+    long = work(Causal() & kind(32), 1024)
+    assert long.largest <= 4 * short.largest

@@ -1,4 +1,6 @@
-"""The Sparse Transformer's patterns on any device: only their pairs are computed.
+"""The Sparse Transformer's patterns on any device, with any mask, bias and dropout.
+
+Only the pairs of a pattern are computed. sparse_flash.py is faster for a causal pattern alone.
 
 The keys of a query are of two kinds, near and far. Each kind is a view: the positions regrouped so
 that the queries of a group share their keys. Attention within a view gives an output and the sum of

@@ -79,7 +79,7 @@ def register_kernel(
     Example:
         >>> from qkv.nn.attention import KERNELS
         >>> list(KERNELS)
-        ['decode', 'flex', 'block_sparse', 'sdpa']
+        ['decode', 'flex', 'sparse_flash', 'block_sparse', 'sdpa']
     """
     if name == "eager":
         raise ValueError("name: eager is the definition of attention, expected another name")
