@@ -22,6 +22,7 @@ from qkv.data.batches.padding import pad_rows
 from qkv.generation.generate import without_dropout
 from qkv.models.model import Model
 from qkv.nn.cache import NO_STATE
+from qkv.nn.linear.frozen_matrix import quantized_activations
 from qkv.nn.linear.onednn import prepacking, small_enough
 
 LOGITS = 2**23
@@ -271,6 +272,7 @@ def fits_batch(batch: Sequence[Row], row: Row, batch_tokens: int, longest: float
 
 
 @torch.no_grad()
+@quantized_activations()
 def score_batch(
     model: Model, batch: Sequence[Row], device: torch.device
 ) -> dict[Request, Likelihood]:

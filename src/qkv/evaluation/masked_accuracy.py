@@ -25,6 +25,7 @@ from qkv.evaluation.likelihood import (
 )
 from qkv.generation.generate import without_dropout
 from qkv.models import BERT
+from qkv.nn.linear.frozen_matrix import quantized_activations
 from qkv.text import Tokenizer
 
 RATE = 0.15
@@ -107,6 +108,7 @@ def masked_accuracy(
 
 
 @torch.no_grad()
+@quantized_activations()
 def score_rows(model: BERT, batch: Batch) -> list[RowScores]:
     """The predictions of the masked tokens of each row."""
     assert batch.target_positions is not None

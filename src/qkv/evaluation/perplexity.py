@@ -30,6 +30,7 @@ from qkv.evaluation.question import count_unknown, first_token
 from qkv.generation.generate import without_dropout
 from qkv.models.model import Model
 from qkv.nn.config import documented
+from qkv.nn.linear.frozen_matrix import quantized_activations
 from qkv.text import Tokenizer
 from qkv.text.frame_tokens import translation_ends
 
@@ -309,6 +310,7 @@ def translation_perplexity(
 
 
 @torch.no_grad()
+@quantized_activations()
 def pair_likelihoods(
     model: Model, start: int, sources: Sequence[list[int]], targets: Sequence[list[int]]
 ) -> list[Likelihood]:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from qkv.models.rnn import RNN, RNNLanguageModel
     from qkv.models.task_model import TaskModel
     from qkv.models.transformer import Transformer
-    from qkv.models.variants.quantize import int8
+    from qkv.models.variants.quantize import int4, int8
 else:
     from qkv.imports import attach
 
@@ -50,6 +50,7 @@ __all__ = [
     "build",
     "count_parameters",
     "group_key_value_heads",
+    "int4",
     "int8",
     "preset",
     "register_family",

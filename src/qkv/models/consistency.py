@@ -10,7 +10,8 @@ from torch import nn
 
 from qkv.models.model import Model, uncompiled
 from qkv.models.registry import build
-from qkv.nn.linear.int8 import Int8Embedding, Int8Matrix
+from qkv.nn.linear.frozen_matrix import FrozenMatrix
+from qkv.nn.linear.int8 import Int8Embedding
 from qkv.nn.lora import adapted
 from qkv.nn.unchanged import is_compiled, overridden, settings
 
@@ -87,7 +88,7 @@ def compare_children(path: str, actual: nn.Module, expected: nn.Module) -> None:
 
 
 def compare_tensors(path: str, actual: nn.Module, expected: nn.Module) -> None:
-    if any(isinstance(child, Int8Matrix) for child in actual.children()):
+    if any(isinstance(child, FrozenMatrix) for child in actual.children()):
         return
 
     actual_shapes = shapes(actual)
@@ -153,7 +154,7 @@ def children_of(module: nn.Module) -> dict[str, nn.Module]:
 
 
 def may_be_added(name: str, child: nn.Module) -> bool:
-    return name == ADAPTERS or isinstance(child, Int8Matrix)
+    return name == ADAPTERS or isinstance(child, FrozenMatrix)
 
 
 def class_name(module: nn.Module) -> str:

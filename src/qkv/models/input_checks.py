@@ -125,10 +125,10 @@ def check_positions(positions: Tensor, shape: tuple[int, int], context: int | No
         check_range("positions", positions, context, "context")
 
 
-def learned_context(config: StackConfig) -> int | None:
-    """Return the longest sequence if positions are learned; other kinds have no limit."""
-    if config.position == "learned":
-        return int(config.context)  # type: ignore[attr-defined]
+def learned_context(config: Any) -> int | None:
+    """Return the longest sequence if positions are learned; other models have no limit."""
+    if getattr(config, "position", None) == "learned":
+        return int(config.context)
 
     return None
 

@@ -122,7 +122,7 @@ class RNN(EncoderDecoder):
         lengths = None
         if padding_mask is not None:
             check_padding_mask(padding_mask, (source.shape[0], source.shape[1]))
-            lengths = row_lengths(padding_mask.cpu())  # PyTorch's packing wants them on the CPU
+            lengths = lengths_on_host_or_device(padding_mask)
 
         x = self.dropout(self.source_embedding(source))  # (B, S, E)
         outputs, last = self.encoder(x, lengths=lengths)
@@ -172,9 +172,11 @@ class RNN(EncoderDecoder):
             context = self.attend_to_source(state)  # (B, 1, E)
             output, hidden = self.decoder(torch.cat([token, context], dim=-1), state.hidden)
             state.advance(hidden, 1)
-            steps.append(torch.tanh(self.combine(torch.cat([output, context], dim=-1))))
+            steps.append(torch.cat([output, context], dim=-1))  # (B, 1, 2 E)
 
-        return self.hooks("hidden", torch.cat(steps, dim=1))
+        # No step needs what is computed from output and context, so all of them are one product.
+        combined = torch.tanh(self.combine(torch.cat(steps, dim=1)))  # (B, T, E)
+        return self.hooks("hidden", combined)
 
     def attend_to_source(self, state: RecurrentState) -> Float[Tensor, "B 1 E"]:
         """Return the context vector: the source attended to by the last hidden vector."""
@@ -339,6 +341,17 @@ class RNNLanguageModel(Model):
             return self.embedding.weight, None
 
         return self.head.weight, self.head.bias
+
+
+def lengths_on_host_or_device(padding_mask: Bool[Tensor, "B S"]) -> Int[Tensor, "B"]:
+    """Return the number of tokens in each row, on the CPU, where PyTorch's packing wants them.
+
+    In training on a GPU they stay there, as the host must not wait for it (see `run_steps`).
+    """
+    if padding_mask.is_cuda and torch.is_grad_enabled():
+        return padding_mask.sum(1)
+
+    return row_lengths(padding_mask.cpu())
 
 
 def row_lengths(padding_mask: Bool[Tensor, "B S"]) -> Int[Tensor, "B"]:

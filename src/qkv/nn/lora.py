@@ -140,7 +140,7 @@ def attach_adapters(model: nn.Module, config: AdapterConfig, seed: int = 0) -> N
 
     Raises:
         ValueError: If the model has adapters, or lacks a projection.
-        TypeError: If a matrix is int8.
+        TypeError: If a matrix is int8 or int4.
 
     Example:
         >>> model = MultiHeadAttention(8, 2)
@@ -183,8 +183,8 @@ def add(
     """Add one adapter to a layer, in the dtype and on the device of its matrix."""
     if not isinstance(layer.weight, Tensor):
         raise TypeError(
-            "model: int8 weights are frozen; adapt the float32 model, "
-            "and make int8 of it afterwards"
+            f"model: {layer.weight.kind} weights are frozen; adapt the float32 model, "
+            f"and make {layer.weight.kind} of it afterwards"
         )
 
     if layer.adapters is None:
@@ -221,7 +221,7 @@ def merge_adapters(model: nn.Module) -> None:
         model: A model with or without adapters.
 
     Raises:
-        TypeError: If a matrix is int8.
+        TypeError: If a matrix is int8 or int4.
 
     Example:
         >>> model = MultiHeadAttention(8, 2)
@@ -233,8 +233,8 @@ def merge_adapters(model: nn.Module) -> None:
     for _, layer, adapters in list(adapted(model)):
         if not isinstance(layer.weight, Tensor):
             raise TypeError(
-                "model: int8 weights are frozen; merge the float32 model, "
-                "and make int8 of it afterwards"
+                f"model: {layer.weight.kind} weights are frozen; merge the float32 model, "
+                f"and make {layer.weight.kind} of it afterwards"
             )
 
         merged = layer.weight.double()

@@ -13,9 +13,9 @@ from torch.testing import assert_close
 
 from qkv.generation import generate
 from qkv.models import group_key_value_heads, int8
-from qkv.nn import decode_block
 from qkv.nn.attention.multi_head import MultiHeadAttention
 from qkv.nn.cache import StaticCache
+from qkv.nn.decode import decode_attention, decode_block
 from qkv.nn.feed_forward import FeedForward
 from qkv.nn.linear import gemv
 from qkv.nn.linear.int8 import Int8Matrix
@@ -272,7 +272,9 @@ def test_fused_kernels_do_not_replace_adapted_matrices(
     model = gpt(head_width=16, **LLAMA)
     state = StaticCache.__new__(StaticCache)
     state.capacity = 64
-    monkeypatch.setattr(decode_block, "triton", object())
+    buffer = torch.zeros(1, 1, 64, 16)
+    state.buffers = {0: (buffer, buffer), 1: (buffer, buffer)}
+    monkeypatch.setattr(decode_attention, "triton", object())
     monkeypatch.setattr(gemv, "supports", lambda *args: True)
     for layer in range(2):
         assert decode_block.supports(model.stack.blocks[layer], torch.zeros(1, 1, 16), state)

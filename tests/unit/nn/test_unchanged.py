@@ -13,7 +13,7 @@ from qkv.models import GPT, GPTConfig
 from qkv.nn.attention.multi_head import MultiHeadAttention
 from qkv.nn.block import Block
 from qkv.nn.cache import PackedBatch, PagedCache, SequenceGroup
-from qkv.nn.decode_block import is_plain
+from qkv.nn.decode.decode_block import is_plain
 from qkv.nn.feed_forward import FeedForward
 from qkv.nn.linear.linear import Linear
 from qkv.nn.norm import LayerNorm

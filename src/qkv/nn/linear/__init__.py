@@ -1,1 +1,1 @@
-"""Linear layers and the kernels that compute them faster: Triton, oneDNN and int8."""
+"""Linear layers, the kernels that compute them faster, and matrices of few bits."""

@@ -6,25 +6,36 @@ residual are computed in the same kernel, because each kernel of its own would t
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from qkv.nn.decode.dependent_launch import launch_options
 from qkv.nn.norm import LayerNorm, RMSNorm
 
 try:
     import triton
     import triton.language as tl
+
+    from qkv.nn.decode.dependent_launch import start_next, wait
+    from qkv.nn.linear.epilogue import finished, normalised
 except ImportError:  # Triton comes with PyTorch's GPU builds
     triton = None
 
 ACTIVATIONS = {"relu": 1, "gelu": 2, "gelu_tanh": 3, "silu": 4, "swiglu": 5, "relu2": 6}
-NARROW = 1024  # up to this width every program normalises the row for itself
+WIDEST = 1024  # up to this width every program normalises the row for itself
 
 
 def supports(x: Tensor, *weights: Tensor | object) -> bool:
     """True for one row of half precision on a GPU, without autograd; torch.compile fuses itself."""
-    if triton is None or not x.is_cuda or x.numel() != x.shape[-1] or torch.compiler.is_compiling():
+    return x.numel() == x.shape[-1] and half_precision(x, *weights)
+
+
+def half_precision(x: Tensor, *weights: Tensor | object) -> bool:
+    """True for tensors of half precision on a GPU, without autograd."""
+    if triton is None or not x.is_cuda or torch.compiler.is_compiling():
         return False
     if x.dtype not in (torch.bfloat16, torch.float16):
         return False
@@ -32,6 +43,29 @@ def supports(x: Tensor, *weights: Tensor | object) -> bool:
         return False
 
     return all(isinstance(w, Tensor) and w.dtype == x.dtype and w.stride(-1) == 1 for w in weights)
+
+
+class GemvTile(NamedTuple):
+    """What one program computes."""
+
+    rows: int
+    """Rows of the matrix."""
+    lanes: int
+    """Columns that it reads at a time."""
+    warps: int
+
+
+def tile_for(N: int, E: int, *, norm: bool) -> GemvTile:
+    """The tile for N rows of E columns, as measured on an H200."""
+    whole = triton.next_power_of_2(E)
+    if norm:
+        return GemvTile(8, whole, 4)
+    if N > 16384:
+        return GemvTile(4, min(whole, 256), 1)
+    if E > 4096:
+        return GemvTile(1, 1024, 4)
+
+    return GemvTile(2, whole, 8 if E > 2048 else 4)
 
 
 def linear_row(
@@ -53,141 +87,124 @@ def linear_row(
         activation: A value of `ACTIVATIONS`, or 0.
         residual: Added to the result.
     """
-    E = weight.shape[1]
-    N = weight.shape[0]
+    N, E = weight.shape
     if activation == ACTIVATIONS["swiglu"]:
         N //= 2
 
-    whole = triton.next_power_of_2(E)
-    gain = shift = None
-    epsilon = 0.0
-    if norm is not None:
-        gain = norm.gain
-        shift = norm.bias if isinstance(norm, LayerNorm) else None
-        epsilon = norm.epsilon
+    if norm is not None and E > WIDEST:
+        x = norm_rows(x, norm)
+        norm = None
 
-    if norm is not None and E > NARROW:
-        row = torch.empty_like(x)
-        norm_row[(1,)](
-            x, gain, shift, row, E, epsilon, LANES=whole, SHIFT=shift is not None, num_warps=4
-        )
-        x = row
-        norm = gain = shift = None
-
-    # Rows of the matrix per program, columns per step and warps, as measured.
-    if norm is not None:
-        rows, lanes, warps = (4, whole, 2)
-    elif N > 16384:
-        rows, lanes, warps = (4, min(whole, 512), 1)
-    else:
-        rows, lanes, warps = (2, min(whole, 1024), 4 if N < 5000 else 1)
-
+    gain, shift, epsilon = norm_parameters(norm)
+    tile = tile_for(N, E, norm=norm is not None)
     output = x.new_empty(*x.shape[:-1], N)
-    multiply_row[(triton.cdiv(N, rows),)](
+    multiply_row[(triton.cdiv(N, tile.rows),)](
         x, gain, shift, weight, bias, residual, output, N, E, weight.stride(0), epsilon,
-        ROWS=rows, LANES=lanes, NORM=norm is not None, SHIFT=shift is not None,
+        ROWS=tile.rows, LANES=tile.lanes, NORM=norm is not None, SHIFT=shift is not None,
         ACTIVATION=activation, BIAS=bias is not None, RESIDUAL=residual is not None,
-        num_warps=warps,
+        num_warps=tile.warps, **launch_options(),
     )  # fmt: skip
 
     return output
 
 
+def norm_rows(x: Float[Tensor, "*n E"], norm: LayerNorm | RMSNorm) -> Float[Tensor, "*n E"]:
+    """The norm of every row, in one kernel that may start early."""
+    gain, shift, epsilon = norm_parameters(norm)
+    E = x.shape[-1]
+    output = torch.empty_like(x)
+    norm_row[(x.numel() // E,)](
+        x, gain, shift, output, E, epsilon,
+        LANES=triton.next_power_of_2(E), SHIFT=shift is not None, num_warps=4, **launch_options(),
+    )  # fmt: skip
+
+    return output
+
+
+def norm_parameters(
+    norm: LayerNorm | RMSNorm | None,
+) -> tuple[Tensor | None, Tensor | None, float]:
+    """The gain, the shift and the epsilon of a norm."""
+    if norm is None:
+        return None, None, 0.0
+
+    shift = norm.bias if isinstance(norm, LayerNorm) else None
+    return norm.gain, shift, norm.epsilon
+
+
 if triton is not None:
 
     @triton.jit
-    def normalised(  # type: ignore[no-untyped-def]
-        x, gain, shift, e, E, epsilon, SHIFT: tl.constexpr, dtype: tl.constexpr
-    ):
-        """LayerNorm, or RMSNorm without a shift, of a row in one program's registers."""
-        row = tl.load(x + e, mask=e < E, other=0.0).to(tl.float32)
-        square = tl.sum(row * row, 0) / E
-        if SHIFT:
-            mean = tl.sum(row, 0) / E
-            square -= mean * mean
-            row -= mean
-
-        weight = tl.load(gain + e, mask=e < E, other=0.0).to(tl.float32)
-        row = row * tl.rsqrt(square + epsilon) * weight
-        if SHIFT:
-            row += tl.load(shift + e, mask=e < E, other=0.0).to(tl.float32)
-
-        return row.to(dtype).to(tl.float32)  # rounded wherever eager code rounds
-
-    @triton.jit
     def norm_row(  # type: ignore[no-untyped-def]
-        x, gain, shift, output, E, epsilon, LANES: tl.constexpr, SHIFT: tl.constexpr
-    ):
+        x, gain, shift, output, E, epsilon,
+        LANES: tl.constexpr, SHIFT: tl.constexpr, PDL: tl.constexpr,
+    ):  # fmt: skip
         dtype: tl.constexpr = output.dtype.element_ty
         e = tl.arange(0, LANES)
-        row = normalised(x, gain, shift, e, E, epsilon, SHIFT, dtype)
-        tl.store(output + e, row.to(dtype), mask=e < E)
+        row = tl.program_id(0).to(tl.int64) * E
+        g = tl.load(gain + e, mask=e < E, other=0.0)
+        s = g
+        if SHIFT:
+            s = tl.load(shift + e, mask=e < E, other=0.0)
 
-    @triton.jit
-    def activated(y, ACTIVATION: tl.constexpr):  # type: ignore[no-untyped-def]
-        """The activations without a gate; 0 and swiglu leave y."""
-        if ACTIVATION == 1:
-            y = tl.maximum(y, 0.0)
-
-        if ACTIVATION == 2:
-            y = 0.5 * y * (1.0 + tl.erf(y * 0.7071067811865476))
-
-        if ACTIVATION == 3:
-            inner = 0.7978845608028654 * (y + 0.044715 * y * y * y)
-            y = y * tl.sigmoid(2.0 * inner)
-
-        if ACTIVATION == 4:
-            y = y * tl.sigmoid(y)
-
-        if ACTIVATION == 6:
-            y = tl.maximum(y, 0.0)
-            y = y * y
-
-        return y
+        start_next(PDL)
+        wait(PDL)
+        y = tl.load(x + row + e, mask=e < E, other=0.0).to(tl.float32)
+        y = normalised(y, g, s, E, epsilon, SHIFT, dtype)
+        tl.store(output + row + e, y.to(dtype), mask=e < E)
 
     @triton.jit
     def multiply_row(  # type: ignore[no-untyped-def]
         x, gain, shift, weight, bias, residual, output, N, E, stride, epsilon,
         ROWS: tl.constexpr, LANES: tl.constexpr, NORM: tl.constexpr, SHIFT: tl.constexpr,
-        ACTIVATION: tl.constexpr, BIAS: tl.constexpr, RESIDUAL: tl.constexpr,
+        ACTIVATION: tl.constexpr, BIAS: tl.constexpr, RESIDUAL: tl.constexpr, PDL: tl.constexpr,
     ):  # fmt: skip
         """Each program reads ROWS rows of the matrix once; with a norm, all columns at once."""
         dtype: tl.constexpr = output.dtype.element_ty
         GATED: tl.constexpr = ACTIVATION == 5  # swiglu: row n is the gate of row n + N
         n = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+        e = tl.arange(0, LANES)
         rows = weight + n[:, None].to(tl.int64) * stride
+        up_rows = weight + (n[:, None] + N).to(tl.int64) * stride
+
+        # The first columns of the matrix, before the row is known.
+        inside = (n[:, None] < N) & (e[None, :] < E)
+        w = tl.load(rows + e[None, :], mask=inside, other=0.0)
+        u = w
+        if GATED:
+            u = tl.load(up_rows + e[None, :], mask=inside, other=0.0)
+
+        g = e
+        s = e
+        if NORM:
+            g = tl.load(gain + e, mask=e < E, other=0.0)
+            if SHIFT:
+                s = tl.load(shift + e, mask=e < E, other=0.0)
+
+        start_next(PDL)
+        wait(PDL)
+
         total = tl.zeros((ROWS, LANES), tl.float32)
         gated = tl.zeros((ROWS, LANES), tl.float32)
-
         for first in range(0, E, LANES):
-            e = first + tl.arange(0, LANES)
-            inside = (n[:, None] < N) & (e[None, :] < E)
-            w = tl.load(rows + e[None, :], mask=inside, other=0.0)
+            row = tl.load(x + first + e, mask=first + e < E, other=0.0).to(tl.float32)
             if NORM:
-                row = normalised(x, gain, shift, e, E, epsilon, SHIFT, dtype)
-            else:
-                row = tl.load(x + e, mask=e < E, other=0.0).to(tl.float32)
+                row = normalised(row, g, s, E, epsilon, SHIFT, dtype)
 
             total += w.to(tl.float32) * row[None, :]
             if GATED:
-                w = tl.load(rows + N.to(tl.int64) * stride + e[None, :], mask=inside, other=0.0)
-                gated += w.to(tl.float32) * row[None, :]
+                gated += u.to(tl.float32) * row[None, :]
 
-        y = tl.sum(total, 1)
-        if BIAS:
-            y += tl.load(bias + n, mask=n < N, other=0.0).to(tl.float32)
+            # The next columns.
+            if not NORM:
+                column = first + LANES + e[None, :]
+                inside = (n[:, None] < N) & (column < E)
+                w = tl.load(rows + column, mask=inside, other=0.0)
+                if GATED:
+                    u = tl.load(up_rows + column, mask=inside, other=0.0)
 
-        y = activated(y.to(dtype).to(tl.float32), ACTIVATION)
-        if GATED:
-            up = tl.sum(gated, 1)
-            if BIAS:
-                up += tl.load(bias + N + n, mask=n < N, other=0.0).to(tl.float32)
-
-            gate = (y * tl.sigmoid(y)).to(dtype).to(tl.float32)
-            y = gate * up.to(dtype).to(tl.float32)
-
-        if RESIDUAL:
-            y = y.to(dtype).to(tl.float32)
-            y += tl.load(residual + n, mask=n < N, other=0.0).to(tl.float32)
-
+        y = finished(
+            tl.sum(total, 1), tl.sum(gated, 1), bias, residual, n, n, n < N, N, dtype,
+            ACTIVATION, BIAS, RESIDUAL,
+        )  # fmt: skip
         tl.store(output + n, y.to(dtype), mask=n < N)

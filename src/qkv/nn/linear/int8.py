@@ -1,143 +1,155 @@
-"""Int8 weights: a matrix in a quarter of the memory. Weights are frozen; inputs stay float32.
+"""Int8 weights for inference on a CPU: a matrix in a quarter of the memory, its weights frozen.
 
-A product is the sum of the matrix's columns, each times its number of x:
+Row n of a matrix W is W[n] = scale[n] * numbers[n], with whole numbers from -127 to 127, so the
+error of a weight is at most scale / 2. There are two ways to multiply.
 
-    W x = W[:, 0] x[0] + W[:, 1] x[1] + ...
+By default W becomes float32 again, so that the product is linear in x and has a gradient.
 
-So the matrix is stored column by column, each cut into pieces of up to 192 numbers. A piece has its
-own offset and step: its smallest number is byte 0 and its largest byte 255, so the error of
-number = offset + step * byte is at most step / 2. PyTorch has a fast kernel for weighted sums of
-such pieces: an embedding bag. Rows are first divided by their root mean square, so that a piece
-need not stretch for a large row; the product is multiplied by it again.
+Inside `quantized_activations`, which generation and evaluation open, bytes are multiplied as they
+are read. One row of x times W is the sum of the columns of W, each times its number of x, and
+PyTorch has a fast kernel for such sums: an embedding bag. The columns are cut into pieces of up to
+192 bytes. Of several rows each is rounded, to two digits from -63 to 63:
+
+    x = unit * (digit + next_digit / 126)               unit = max |x| / 63
+    x W^T = unit * (digits W^T + next_digits W^T / 126)
+
+Processors multiply bytes several times as fast as float32 and sum them without rounding. Both
+digits of a row share one reading of the matrix. The digits have seven bits, so that two products
+fit into 16 bits, in which processors without VNNI add them. The product of a row does not depend
+on the other rows of a batch.
 """
 
 from __future__ import annotations
 
+import warnings
 from functools import lru_cache
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int, Int32, UInt8
+from jaxtyping import Float, Int, Int8, Int32, UInt8
 from torch import Tensor, nn
 
-# Longer pieces save little memory; shorter ones are spread more evenly over the cores.
-LONGEST_PIECE = 192
-FEW_ROWS = 24  # with more rows, it is faster to convert the bytes to float32 first
+from qkv.nn.linear.frozen_matrix import FrozenMatrix
+
+LARGEST = 127  # the largest whole number of a matrix
+DIGIT = 63.0  # the largest digit of a row
+SECOND = 2 * DIGIT  # values of the second digit of one value of the first
+SMALLEST = torch.tensor(1e-30)  # instead of the unit of a row of zeros
+LONGEST_PIECE = 192  # shorter pieces are spread more evenly over the cores
+ZERO = 128  # the byte of the whole number 0
+
+multiply_bytes = torch.ops.quantized.linear_dynamic.default
+sum_bags = torch.ops.quantized.embedding_bag_byte_rowwise_offsets.default
 
 
-class Int8Matrix(nn.Module):
+class Int8Matrix(FrozenMatrix):
     """A matrix of N rows and E columns as bytes, for a CPU.
 
     Its rows are in G groups of P, the length of a piece.
     """
 
-    packed: UInt8[Tensor, "GE Z"]
-    """A piece of P bytes, its step and its offset in each of G * E rows."""
-    size: Float[Tensor, "N"]
-    """The root mean square of each row."""
+    kind = "int8"
+    pieces: UInt8[Tensor, "GE Z"]
+    """P bytes, the step 1 and the offset -128 in each of G * E rows."""
+    scale: Float[Tensor, "N"]
+    """What each row's whole numbers are multiplied by."""
+    ends: Float[Tensor, "2 E"]
+    """Two rows that let the operator, which finds the range of all rows, take -64 to 63."""
 
     def __init__(self, matrix: Float[Tensor, "N E"]) -> None:
         super().__init__()
         self.shape = matrix.shape
         self.piece = piece_length(len(matrix))
-
-        # Divide by the size of each row, which is 1 for a row of zeros.
         matrix = matrix.detach()
-        size = matrix.square().mean(1).sqrt()
-        size = size.where(size > 0, 1)
-        scaled = matrix / size.unsqueeze(1)
 
-        # Cut columns into pieces: (N, E) -> (G * P, E), filled with zeros -> (G * E, P).
-        full = F.pad(scaled, (0, 0, 0, -len(matrix) % self.piece))
-        pieces = full.unflatten(0, (-1, self.piece)).transpose(1, 2).flatten(0, 1)
-        packed = torch.ops.quantized.embedding_bag_byte_prepack(pieces.contiguous())
-        self.register_buffer("packed", packed)
-        self.register_buffer("size", size)
-
-    def linear(
-        self,
-        x: Float[Tensor, "*n E"],
-        bias: Float[Tensor, "R"] | None = None,
-        rows: slice | None = None,
-    ) -> Float[Tensor, "*n R"]:
-        """x W^T + b for all rows of W, or for some of them."""
-        if not x.is_cpu or x.dtype != torch.float32:
-            raise ValueError(
-                "model: int8 weights multiply float32 numbers on a CPU, "
-                f"not {x.dtype} on {x.device}"
-            )
-
-        # The groups that contain the rows.
-        first, last, _ = (rows or slice(None)).indices(self.shape[0])
-        groups = range(first // self.piece, -(-last // self.piece))
-
-        flat = x.reshape(-1, self.shape[1])  # (M, E)
-        needs_gradient = torch.is_grad_enabled() and x.requires_grad
-        if 0 < len(flat) <= FEW_ROWS and not needs_gradient:
-            product = self.sum_pieces(flat, groups)  # (M, G * P)
-        else:
-            product = self.multiply(flat, groups)  # (M, G * P)
-
-        size = self.size
-        if rows is not None or product.shape[1] > len(size):
-            before = groups.start * self.piece
-            product = product[:, first - before : last - before]  # (M, R)
-            size = size[first:last]  # (R,)
-
-        product = product * size if bias is None else torch.addcmul(bias, product, size)
-
-        return product.view(*x.shape[:-1], last - first)
-
-    def sum_pieces(self, x: Float[Tensor, "M E"], groups: range) -> Float[Tensor, "M GP"]:
-        """Pieces times their numbers of x, summed as they are read."""
-        M, E = x.shape
-        G = len(groups)
-        pieces, begins = bags(groups, M, E)
-        weights = x.expand(G, M, E).flatten()
-        sums = torch.ops.quantized.embedding_bag_byte_rowwise_offsets(
-            self.packed, pieces, begins, per_sample_weights=weights, include_last_offset=True
-        )  # (G * M, P)
-        if M == 1:
-            return sums.view(1, -1)
-
-        return sums.view(G, M, self.piece).transpose(0, 1).flatten(1)
-
-    def multiply(self, x: Float[Tensor, "M E"], groups: range) -> Float[Tensor, "M GP"]:
-        """Group by group: the float32 numbers of one fit into the processor's cache."""
-        by_group = self.by_group[groups.start : groups.stop]
-        return torch.cat([x @ unpacked(pieces) for pieces in by_group], dim=1)
+        # A row of zeros has scale 1.
+        scale = matrix.abs().amax(1) / LARGEST
+        scale = scale.where(scale > 0, 1)
+        numbers = (matrix / scale.unsqueeze(1)).round()
+        self.register_buffer("scale", scale)
+        self.register_buffer("pieces", cut(numbers, self.piece))
+        ends = torch.tensor([[-DIGIT - 1], [DIGIT]]).repeat(1, matrix.shape[1])
+        self.register_buffer("ends", ends)
+        self.packed: dict[tuple[int, int], Any] = {}
+        """The rows that are multiplied by several rows, in the order of the processor's kernel."""
 
     @property
     def by_group(self) -> UInt8[Tensor, "G E Z"]:
-        return self.packed.unflatten(0, (-1, self.shape[1]))
+        return self.pieces.unflatten(0, (-1, self.shape[1]))
+
+    @property
+    def numbers(self) -> Int8[Tensor, "N E"]:
+        """The whole numbers of the matrix."""
+        bytes_ = self.by_group[..., : self.piece].transpose(1, 2).flatten(0, 1)
+        return whole(bytes_[: self.shape[0]])
+
+    @property
+    def nbytes(self) -> int:
+        packed = sum(last - first for first, last in self.packed) * self.shape[1]
+        return self.pieces.nbytes + packed + self.scale.nbytes + self.ends.nbytes
+
+    def multiply(
+        self, x: Float[Tensor, "*n E"], bias: Float[Tensor, "R"] | None, rows: slice | None
+    ) -> Float[Tensor, "*n R"]:
+        flat = x.reshape(-1, self.shape[1])  # (M, E)
+        product = self.sum_columns if len(flat) == 1 else self.multiply_digits
+        return product(flat, bias, rows).view(*x.shape[:-1], -1)
+
+    def sum_columns(
+        self, x: Float[Tensor, "1 E"], bias: Float[Tensor, "R"] | None, rows: slice | None
+    ) -> Float[Tensor, "1 R"]:
+        """One row: columns times their numbers of x, summed as they are read."""
+        G = len(self.pieces) // self.shape[1]
+        numbers, begins = bags(G, self.shape[1])
+        weights = x.expand(G, -1).flatten()
+        sums = sum_bags(
+            self.pieces, numbers, begins, per_sample_weights=weights, include_last_offset=True
+        )  # (G, P)
+
+        sums = sums.view(1, -1)[:, : self.shape[0]]
+        scale = self.scale
+        if rows is not None:
+            sums = sums[:, rows]
+            scale = scale[rows]
+
+        return sums * scale if bias is None else torch.addcmul(bias, sums, scale)
+
+    def multiply_digits(
+        self, x: Float[Tensor, "M E"], bias: Float[Tensor, "R"] | None, rows: slice | None
+    ) -> Float[Tensor, "M R"]:
+        """Several rows: each is rounded to two digits."""
+        packed = self.prepacked(rows or slice(None))
+        M = len(x)
+        unit = torch.add(SMALLEST, x.abs().amax(-1, keepdim=True), alpha=1 / DIGIT)  # (M, 1)
+
+        scaled = x / unit
+        first = scaled.round()
+        second = scaled.sub_(first).mul_(SECOND)
+        digits = torch.cat([first, second, self.ends])  # (2M + 2, E)
+        try:
+            products = multiply_bytes(digits, packed, True)  # (2M + 2, R)
+        except RuntimeError:  # a row is not finite, and its unit makes the product nan or infinite
+            products = multiply_bytes(digits.nan_to_num_(0, 0, 0), packed, True)
+
+        joined = torch.add(products[:M], products[M : 2 * M], alpha=1 / SECOND)  # (M, R)
+        return joined.mul_(unit) if bias is None else torch.addcmul(bias, joined, unit)
+
+    def prepacked(self, rows: slice) -> Any:
+        """Rows of the matrix in the order of the processor's kernel, from their first use on."""
+        first, last, _ = rows.indices(self.shape[0])
+        if (first, last) not in self.packed:
+            numbers = self.numbers[first:last].contiguous()
+            self.packed[first, last] = prepack(numbers, self.scale[first:last])
+
+        return self.packed[first, last]
 
     def lookup(self, ids: Int[Tensor, "*n"]) -> Float[Tensor, "*n E"]:
-        """Rows of the matrix, as an embedding gives them."""
-        group = ids // self.piece
-        numbers = self.by_group[group, :, ids % self.piece]  # (*n, E)
-        ends = self.by_group[group, :, self.piece :]  # (*n, E, 8)
-        step, offset = ends.view(torch.float32).unbind(-1)  # (*n, E) each
+        numbers = whole(self.by_group[ids // self.piece, :, ids % self.piece])  # (*n, E)
+        return numbers * self.scale[ids].unsqueeze(-1)
 
-        return (offset + step * numbers) * self.size[ids].unsqueeze(-1)
-
-    def dequantised(self) -> Float[Tensor, "N E"]:
-        """The matrix in float32."""
-        pieces = unpacked(self.packed).unflatten(0, (-1, self.shape[1]))  # (G, E, P)
-        return pieces.transpose(1, 2).flatten(0, 1)[: self.shape[0]] * self.size.unsqueeze(1)
-
-    def train(self, mode: bool = True) -> Int8Matrix:
-        if mode:
-            raise TypeError(
-                "model: int8 weights are frozen; train the float32 model, and make int8 of it again"
-            )
-
-        return super().train(mode)
-
-    def _save_to_state_dict(self, *_: object) -> None:
-        raise TypeError(
-            "model: int8 weights are not saved; save the float32 model, "
-            "and make int8 of it when loaded"
-        )
+    def dequantised(self, rows: slice = slice(None)) -> Float[Tensor, "R E"]:
+        return self.numbers[rows] * self.scale[rows].unsqueeze(1)
 
 
 class Int8Embedding(nn.Module):
@@ -160,15 +172,34 @@ def piece_length(rows: int) -> int:
     return min(LONGEST_PIECE, -(-rows // 16) * 16)
 
 
-def unpacked(pieces: UInt8[Tensor, "E Z"]) -> Float[Tensor, "E P"]:
-    """Pieces in float32."""
-    numbers: Tensor = torch.ops.quantized.embedding_bag_byte_unpack(pieces)
-    return numbers
+def cut(numbers: Float[Tensor, "N E"], piece: int) -> UInt8[Tensor, "GE Z"]:
+    """Columns in pieces of bytes, each with its step and offset: byte = number + 128."""
+    N = len(numbers)
+    full = F.pad(numbers, (0, 0, 0, -N % piece))  # (G * P, E)
+    columns = full.unflatten(0, (-1, piece)).transpose(1, 2).flatten(0, 1)  # (G * E, P)
+    bytes_ = (columns + ZERO).to(torch.uint8)
+    step_and_offset = torch.tensor([1.0, -ZERO]).view(torch.uint8)  # (8,)
+
+    return torch.cat([bytes_, step_and_offset.expand(len(bytes_), -1)], dim=1)
+
+
+def whole(bytes_: UInt8[Tensor, "*n"]) -> Int8[Tensor, "*n"]:
+    """The whole numbers of bytes."""
+    return (bytes_ ^ ZERO).view(torch.int8)
 
 
 @lru_cache(maxsize=64)
-def bags(groups: range, M: int, E: int) -> tuple[Int32[Tensor, "GME"], Int32[Tensor, "B"]]:
-    """The pieces that are summed for each group and each of M rows, and where each sum begins."""
-    pieces = torch.arange(groups.start * E, groups.stop * E, dtype=torch.int32)  # (G * E,)
-    repeated = pieces.view(-1, 1, E).expand(-1, M, -1).flatten()
-    return repeated, torch.arange(0, len(repeated) + 1, E, dtype=torch.int32)
+def bags(groups: int, E: int) -> tuple[Int32[Tensor, "GE"], Int32[Tensor, "B"]]:
+    """The pieces that are summed for each group, and where each sum begins."""
+    count = groups * E
+    return torch.arange(count, dtype=torch.int32), torch.arange(0, count + 1, E, dtype=torch.int32)
+
+
+def prepack(numbers: Int8[Tensor, "N E"], scale: Float[Tensor, "N"]) -> Any:
+    """A matrix in the memory order that the processor's kernel reads."""
+    zeros = torch.zeros(len(scale), dtype=torch.int64)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PyTorch announces another class for quantized tensors
+        tensor = torch._make_per_channel_quantized_tensor(numbers, scale.double(), zeros, 0)
+
+    return torch.ops.quantized.linear_prepack(tensor, None)

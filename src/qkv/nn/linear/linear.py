@@ -14,12 +14,12 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from qkv.nn.linear import gemv
-from qkv.nn.linear.int8 import Int8Matrix
+from qkv.nn.linear import few_rows, gemv
+from qkv.nn.linear.frozen_matrix import FrozenMatrix
 from qkv.nn.linear.onednn import as_prepacked
 from qkv.nn.unchanged import fused
 
-Matrix = Tensor | Int8Matrix
+Matrix = Tensor | FrozenMatrix
 
 FEW_ROWS = 1024  # more rows are work enough for any kernel
 
@@ -34,7 +34,7 @@ def linear(
     if rows is not None and bias is not None:
         bias = bias[rows]
 
-    if isinstance(weight, Int8Matrix):
+    if isinstance(weight, FrozenMatrix):
         return weight.linear(x, bias, rows)
 
     if rows is not None:
@@ -42,6 +42,8 @@ def linear(
 
     if gemv.supports(x, weight):
         return gemv.linear_row(x, weight, bias)
+    if few_rows.supports(x, weight):
+        return few_rows.linear_rows(x, weight, bias)
     if aligned_supports(x, weight):
         return aligned_linear(x, weight, bias)
     if onednn_supports(x, weight):
