@@ -1,7 +1,12 @@
 """Decoding on a CPU: qkv against `transformers`, with the same weights and prompts in one run.
 
-    python -m benchmarks.decoding.decode                      GPT-2 124M, float32 and int8
+    python -m benchmarks.decoding.decode                 GPT-2 124M, float32, int8 and int4
     python -m benchmarks.decoding.decode --batches 1 --rounds 9
+
+The kernels of a processor with AVX2 and without AVX-512 on one that has both:
+
+    ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 FBGEMM_ENABLE_INSTRUCTIONS=AVX2 \\
+        MKL_ENABLE_INSTRUCTIONS=AVX2 python -m benchmarks.decoding.decode
 
 A decode step reads every weight once, so memory bandwidth is the limit at batch 1. The fraction is
 that of the bandwidth reached: the model's bytes in the time of one step, against the fastest read
@@ -15,6 +20,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 import tyro
@@ -24,7 +30,8 @@ from benchmarks.harness import clock, machine
 from qkv.generation import generate
 from qkv.models import GPT, build, preset
 from qkv.models.convert import write_folder
-from qkv.models.variants.quantize import int8
+from qkv.models.variants.quantize import int4, int8
+from qkv.nn.linear.frozen_matrix import FrozenMatrix
 
 Peer = Callable[
     [Tensor, int], list[list[int]]
@@ -44,12 +51,6 @@ class Options:
 
 def ours(model: GPT) -> Peer:
     return lambda prompts, tokens: generate(model, prompts, length=tokens, temperature=0)
-
-
-def ours_int8(model: GPT) -> Peer:
-    small = int8(model)
-    assert isinstance(small, GPT)
-    return ours(small)
 
 
 def transformers_peer(model: GPT) -> Peer:
@@ -96,8 +97,11 @@ def bandwidth() -> float:
     return much.nbytes / min(times)
 
 
-def size(model: torch.nn.Module) -> int:
-    return sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
+def bytes_read(model: GPT) -> int:
+    """Bytes of the weights that a step reads: all but the embeddings that are looked up."""
+    parts = [*model.stack.parameters()]
+    parts += [part for part in model.stack.modules() if isinstance(part, FrozenMatrix)]
+    return sum(part.nbytes for part in [*parts, model.output_matrix])
 
 
 def times(
@@ -115,12 +119,14 @@ def main(options: Options) -> None:
     torch.manual_seed(0)
     model = build(preset(options.preset)).eval()
     assert isinstance(model, GPT)
-    peers = {
-        "qkv float32": ours(model),
-        "transformers float32": transformers_peer(model),
-        "qkv int8": ours_int8(model),
+    models: dict[str, Any] = {
+        "qkv float32": model,
+        "qkv int8": int8(model),
+        "qkv int4": int4(model),
     }
-    sizes = {name: size(int8(model) if "int8" in name else model) for name in peers}
+    peers = {"transformers float32": transformers_peer(model)}
+    peers |= {name: ours(ours_model) for name, ours_model in models.items()}
+    sizes = {name: bytes_read(models.get(name, model)) for name in peers}
     speed = bandwidth()
     print(f"{options.preset}, {options.prompt} tokens in, {options.tokens} out; {machine()}")
     print(f"  memory is read at {speed / 1e9:.1f} GB/s", flush=True)

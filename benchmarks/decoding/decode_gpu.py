@@ -2,6 +2,7 @@
 
     python -m benchmarks.decoding.decode_gpu      GPT-2 124M at batch 1 and 32, GPT-2 XL at batch 1
     python -m benchmarks.decoding.decode_gpu --jobs gpt2:1 --peer      the peer compiles for minutes
+    python -m benchmarks.decoding.decode_gpu --gpt-fast FOLDER         beside a copy of gpt-fast
 
 A step reads every weight once, and the keys and values so far; the fraction is that of the speed of
 a large copy.
@@ -9,11 +10,15 @@ a large copy.
 
 from __future__ import annotations
 
+import importlib
 import statistics
+import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 import torch
 import tyro
@@ -21,7 +26,7 @@ from torch import Tensor
 
 from benchmarks.harness import clock, machine
 from qkv.generation import decode_cuda_graph, generate
-from qkv.models import GPT, build, preset
+from qkv.models import GPT, GPTConfig, build, preset
 from qkv.models.convert import write_folder
 
 Peer = Callable[[Tensor], object]
@@ -37,6 +42,9 @@ class Options:
     sampled: bool = False
     """Measure qkv with temperature 0.8 and top-k 200, too."""
     peer: bool = False
+    """Also time `transformers`."""
+    gpt_fast: Path | None = None
+    """The folder of gpt-fast, whose own generate runs at batch 1 on a model of as many bytes."""
 
 
 def ours(model: GPT, options: Options, **how: float) -> Peer:
@@ -65,6 +73,46 @@ def transformers_peer(model: GPT, options: Options) -> Peer:
         }
         with torch.inference_mode():
             return theirs.generate(prompts, **how, **exactly)  # type: ignore[no-any-return]
+
+    return write
+
+
+def gpt_fast_peer(config: GPTConfig, options: Options) -> Peer:
+    """gpt-fast's model and loop, compiled as its script does it.
+
+    Its blocks are Llama's: with a SwiGLU of two thirds of the width, a block has GPT-2's weights.
+    """
+    sys.path.insert(0, str(options.gpt_fast))
+    gpt_fast: Any = importlib.import_module("generate")
+    sizes: Any = importlib.import_module("model")
+    sys.path.pop(0)
+
+    arguments = sizes.ModelArgs(
+        block_size=config.context,
+        vocab_size=config.vocabulary,
+        n_layer=config.depth,
+        n_head=config.heads,
+        dim=config.width,
+        intermediate_size=config.width_of_hidden * 2 // 3,
+    )
+    with torch.device("cuda"):
+        model = sizes.Transformer(arguments).eval().bfloat16()
+
+    step = gpt_fast.decode_one_token
+    step = getattr(step, "_torchdynamo_orig_callable", step)  # compiled for an earlier model
+    gpt_fast.decode_one_token = torch.compile(step, mode="reduce-overhead", fullgraph=True)
+
+    def write(prompts: Tensor) -> object:
+        return gpt_fast.generate(
+            model,
+            prompts[0].int(),
+            options.tokens,
+            batch_size=1,
+            interactive=False,
+            draft_model=None,
+            temperature=0.8,
+            top_k=200,
+        )
 
     return write
 
@@ -100,6 +148,7 @@ def main(options: Options) -> None:
     for job in options.jobs:
         name, batch = job.split(":")
         config = replace(preset(name), dropout=0.0, attention_dropout=0.0)
+        assert isinstance(config, GPTConfig)
         with torch.device("cuda"):
             model = build(config).eval().bfloat16()
         assert isinstance(model, GPT)
@@ -108,6 +157,8 @@ def main(options: Options) -> None:
             peers["qkv, sampled"] = ours(model, options, temperature=0.8, top_k=200)
         if options.peer:
             peers["transformers, static cache"] = transformers_peer(model, options)
+        if options.gpt_fast is not None and batch == "1":
+            peers["gpt-fast"] = gpt_fast_peer(config, options)
         prompts = torch.randint(config.vocabulary, (int(batch), options.prompt), device="cuda")
         moved = bytes_of_step(model, int(batch), options)
         for peer, write in peers.items():  # one after the other: each has its own CUDA graph

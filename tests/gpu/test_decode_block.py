@@ -31,8 +31,9 @@ def qkv() -> SimpleNamespace:
     from qkv import generation, models
     from qkv.generation import decode_cuda_graph
     from qkv.generation.prefill import next_logits
-    from qkv.nn import attention, cache, decode_block, hooks, norm
-    from qkv.nn.linear import gemv
+    from qkv.nn import attention, cache, hooks, norm
+    from qkv.nn.decode import decode_block, decode_step, dependent_launch
+    from qkv.nn.linear import few_rows, gemv
 
     everything: dict[str, Any] = {}
     for module in (generation, models, attention, norm, cache, hooks):
@@ -44,6 +45,9 @@ def qkv() -> SimpleNamespace:
         "decode_cuda_graph": decode_cuda_graph,
         "next_logits": next_logits,
         "decode_block": decode_block,
+        "decode_step": decode_step,
+        "dependent_launch": dependent_launch,
+        "few_rows": few_rows,
         "gemv": gemv,
     }
     return SimpleNamespace(**everything)
@@ -80,19 +84,22 @@ def logits_of(model: Any, ids: Tensor, padding_mask: Tensor, tokens: int) -> lis
     return actual
 
 
+@pytest.mark.parametrize("rows", [1, 3, 40])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_fused_block_equals_the_plain_one(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fused_block_equals_the_plain_one(
+    kind: str, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = model_of(KINDS[kind], torch.bfloat16)
     exact = model_of(KINDS[kind]).double()
-    ids, padding_mask = (
-        torch.randint(300, (1, 40), device="cuda"),
-        torch.ones(1, 40, dtype=torch.bool, device="cuda"),
-    )
-    padding_mask[:, :5] = False
+    ids = torch.randint(300, (rows, 40), device="cuda")
+    padding_mask = torch.ones(rows, 40, dtype=torch.bool, device="cuda")
+    padding_mask[0, :5] = False
+    padding_mask[-1, :11] = False
     decode_block, calls = qkv().decode_block, []
     run = decode_block.run
     monkeypatch.setattr(decode_block, "run", lambda *args: calls.append(1) or run(*args))
-    with decode_block.installed(model):
+    table = qkv().decode_step.rotary_table(model, torch.arange(64, device="cuda"))
+    with qkv().decode_step.installed(model, table):
         actual = logits_of(model, ids, padding_mask, 6)
     assert len(calls) == 6 * 2
     monkeypatch.setattr(qkv().gemv, "supports", lambda *args: False)
@@ -101,6 +108,43 @@ def test_a_fused_block_equals_the_plain_one(kind: str, monkeypatch: pytest.Monke
     for one, two, three in zip(actual, plain, right, strict=True):
         assert relative_error(one, three) < max(2 * relative_error(two, three), 1e-2)
         assert relative_error(one, three) < 3e-2
+
+
+@pytest.mark.parametrize("rows", [1, 5])
+@pytest.mark.parametrize(
+    "kind", [{"width": 768, "heads": 12, "depth": 12, "context": 512}, KINDS["llama"]]
+)
+def test_kernels_that_start_early_compute_the_same_for_10_000_steps(
+    kind: dict[str, Any], rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same kernels in the same order, one after the other: every bit of the cache is equal."""
+    model = model_of({"context": 512, **kind}, torch.bfloat16)
+    generator = torch.Generator().manual_seed(5)
+    steps = 0
+    while steps < 10_000:
+        lengths = torch.randint(1, 200, (rows,), generator=generator).tolist()
+        prompts = [
+            torch.randint(300, (length,), generator=generator).tolist() for length in lengths
+        ]
+        new = int(torch.randint(150, 312, (1,), generator=generator))
+        outcomes = []
+        for early in (True, False):
+            qkv().decode_cuda_graph.graphs.clear()
+            with monkeypatch.context() as patch:
+                if not early:
+                    patch.setattr(qkv().dependent_launch, "device_supports", lambda device: False)
+
+                tokens = qkv().generate(model, prompts, length=new, temperature=0)
+                _, graph = qkv().decode_cuda_graph.graphs[model]
+                outcomes.append((tokens, [pair[0].clone() for pair in graph.buffers.values()]))
+
+        assert outcomes[0][0] == outcomes[1][0]
+        for one, two in zip(outcomes[0][1], outcomes[1][1], strict=True):
+            assert torch.equal(
+                one[:, :, : max(lengths) + new - 1], two[:, :, : max(lengths) + new - 1]
+            )
+
+        steps += new
 
 
 @pytest.mark.parametrize(("N", "E"), [(1, 5), (7, 96), (768, 3072), (300, 5000), (50257, 768)])
@@ -142,6 +186,19 @@ def test_decode_attention_equals_eager(B: int, H: int, K: int, S: int, D: int) -
             right, _ = qkv().attend(*(item.double() for item in half), mask=mask, kernel="eager")
             actual, _ = qkv().attend(*half, mask=mask)
             assert relative_error(actual, right) < 1e-2 or not right.any()
+
+
+@pytest.mark.parametrize("M", [2, 16, 33, 64])
+@pytest.mark.parametrize(("N", "E"), [(7, 96), (768, 3072), (300, 5000), (50257, 768)])
+def test_a_few_rows_times_a_matrix(M: int, N: int, E: int) -> None:
+    few_rows = qkv().few_rows
+    torch.manual_seed(0)
+    draw = lambda *shape: torch.randn(*shape, device="cuda").bfloat16()  # noqa: E731
+    x, weight, bias, residual = draw(M, E), draw(N, E), draw(N), draw(M, N)
+    right = x.double() @ weight.double().T
+    assert relative_error(few_rows.linear_rows(x, weight), right) < 4e-3
+    actual = few_rows.linear_rows(x, weight, bias, residual=residual)
+    assert relative_error(actual, right + bias + residual) < 6e-3
 
 
 SAMPLING: list[dict[str, Any]] = [

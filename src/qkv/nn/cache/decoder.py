@@ -24,6 +24,8 @@ class EncodedSource(Cache):
     ) -> None:
         self.encoded = encoded
         self.padding_mask = padding_mask
+        self.visible: Padding | None = None
+        """The mask of the padding, which all layers share."""
         self.shared = 1  # rows per source
 
     @property
@@ -41,7 +43,7 @@ class EncodedSource(Cache):
         plain: Callable[[], bool],
     ) -> tuple[Float[Tensor, "R H T X"], Tensor | None]:
         """Attend to the source. Rows that share one become one row, so its keys are not copied."""
-        mask = None if self.padding_mask is None else Padding(self.padding_mask)
+        mask = self.source_mask()
         if self.shared == 1:
             return attend(query, key, value, mask)
 
@@ -50,6 +52,15 @@ class EncodedSource(Cache):
         heads, weights = attend(rows.flatten(2, 3), key, value, mask)
         heads = by_row(heads, T)
         return heads, None if weights is None else by_row(weights, T)
+
+    def source_mask(self) -> Padding | None:
+        """The tokens of the source as a mask, one object as long as the rows stay the same."""
+        if self.padding_mask is None:
+            return None
+        if self.visible is None or self.visible.padding_mask is not self.padding_mask:
+            self.visible = Padding(self.padding_mask)
+
+        return self.visible
 
 
 class SourceCache(EncodedSource):

@@ -37,6 +37,9 @@ class KeyValueCache(Cache):
     @property
     def length(self) -> int:  # type: ignore[override]
         """Positions that every layer has: an interrupted pass does not count."""
+        if len(self.lengths) == self.depth and self.depth - 1 in self.lengths:
+            return min(self.lengths.values())
+
         return min(self.lengths.get(layer, 0) for layer in range(self.depth))
 
     def append(

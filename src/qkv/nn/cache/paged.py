@@ -12,6 +12,7 @@ itself, so only attention needs to know which sequence a token belongs to.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -20,6 +21,7 @@ from torch import Tensor
 
 from qkv.nn.attention.kernels.decode import attend_paged, supports_pages
 from qkv.nn.attention.mask import Mask, Padding
+from qkv.nn.cache import page_writes
 from qkv.nn.cache.interface import Attend, Cache, KeysAndValues
 
 
@@ -73,6 +75,10 @@ class PagedCache:
         value: Float[Tensor, "1 K N D"],
     ) -> None:
         """Store keys and values of a layer in the given slots."""
+        if page_writes.supports(key, value):
+            page_writes.store(self.keys[layer], self.values[layer], slots, key, value)
+            return
+
         self.keys[layer].index_copy_(0, slots, key[0].transpose(0, 1))  # (N, K, D)
         self.values[layer].index_copy_(0, slots, value[0].transpose(0, 1))
 
@@ -135,6 +141,15 @@ class PackedBatch(Cache):
     @property
     def block_table(self) -> Int[Tensor, "N longest"]:
         return self.pages.source_block_table if self.slots is None else self.pages.block_table
+
+    @cached_property
+    def bounds(self) -> Int[Tensor, "R"]:
+        """The first token of each sequence in the row, and the end of the last one."""
+        firsts = [0]
+        for group in self.groups:
+            firsts += range(group.begin + group.tokens, group.end + 1, group.tokens)
+
+        return torch.tensor(firsts, dtype=torch.int32, device=self.block_table.device)
 
     def source_keys(self, layer: int, compute: KeysAndValues) -> tuple[Tensor, Tensor]:
         """The store of all sources' keys and values, which are not computed again."""

@@ -53,7 +53,8 @@ class StaticCache(KeyValueCache):
         return keys, values
 
     def advance(self) -> None:
-        """Go on to the next slot."""
-        self.slot += 1
-        self.positions += 1
-        self.padding_mask.index_fill_(1, self.slot.clamp(max=self.capacity - 1), True)
+        """Go on to the next slot; a full cache stays at its last one."""
+        last = self.capacity - 1
+        self.slot.copy_((self.slot + 1).clamp(max=last))
+        self.positions.copy_((self.positions + 1).clamp(max=last))
+        self.padding_mask.index_fill_(1, self.slot, True)

@@ -1,6 +1,6 @@
-"""The decode block of five kernels (nn/decode_block.py) alone: a GPU decodes with and without it.
+"""The decode step of few kernels (nn/decode/) alone: a GPU decodes with and without it.
 
-python -m benchmarks.decoding.decode_block_gpu
+python -m benchmarks.decoding.decode_step_gpu
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import tyro
 from benchmarks.harness import clock, machine
 from qkv.generation import decode_cuda_graph, generate
 from qkv.models import build, preset
-from qkv.nn import decode_block
+from qkv.nn.decode import decode_step
 
 
 @dataclass
@@ -26,8 +26,8 @@ class Options:
     """Tokens to decode."""
 
 
-def measure_decode_block(options: Options) -> None:
-    installed = decode_block.installed
+def measure_decode_step(options: Options) -> None:
+    installed = decode_step.installed
     for name in ("gpt2", "gpt2-xl"):
         config = replace(preset(name), dropout=0.0, attention_dropout=0.0)
         with torch.device("cuda"):
@@ -36,20 +36,20 @@ def measure_decode_block(options: Options) -> None:
 
         write = partial(generate, model, prompt, length=options.tokens, temperature=0.0)
         seconds = {}
-        for path in ("five kernels", "plain"):  # a CUDA graph each
+        for path in ("few kernels", "plain"):  # a CUDA graph each
             decode_cuda_graph.graphs.clear()
             if path == "plain":
-                decode_block.installed = nullcontext
+                decode_step.installed = lambda *args: nullcontext()
 
             write()
             times = [clock(write, "cuda") for _ in range(options.rounds)]
             seconds[path] = statistics.median(times)
-            decode_block.installed = installed
+            decode_step.installed = installed
 
-        fused = options.tokens / seconds["five kernels"]
+        fused = options.tokens / seconds["few kernels"]
         plain = options.tokens / seconds["plain"]
         print(
-            f"  decode block, {name:10} {fused:8,.0f} tokens/s, plain blocks {plain:8,.0f}: "
+            f"  decode step, {name:10} {fused:8,.0f} tokens/s, plain blocks {plain:8,.0f}: "
             f"x {fused / plain:.2f}",
             flush=True,
         )
@@ -57,11 +57,11 @@ def measure_decode_block(options: Options) -> None:
 
 def main(options: Options) -> None:
     if not torch.cuda.is_available():
-        print("decode_block_gpu.py: no GPU found, nothing is measured")
+        print("decode_step_gpu.py: no GPU found, nothing is measured")
         return
 
-    print(f"with and without the decode block; {machine()}", flush=True)
-    measure_decode_block(options)
+    print(f"with and without the kernels of the decode step; {machine()}", flush=True)
+    measure_decode_step(options)
 
 
 if __name__ == "__main__":

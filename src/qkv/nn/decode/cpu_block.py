@@ -1,0 +1,179 @@
+"""A decoder block for one token of each row on a CPU, with the fewest calls of PyTorch.
+
+Decoding multiplies few rows, so the calls between the products take as long as some of them:
+modules, checks of arguments, views. `CpuBlock` reads the weights of a block once and calls only
+what computes. `CpuBlocks.installed` lets the blocks of a model use it for steps with a
+`KeyValueCache`, with the same numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from qkv.nn.attention.bias import Bias
+from qkv.nn.attention.mask import Causal, Mask
+from qkv.nn.block import Block
+from qkv.nn.cache.interface import NO_STATE, Cache
+from qkv.nn.cache.kv_cache import KeyValueCache
+from qkv.nn.decode.decode_block import is_plain, matrices
+from qkv.nn.feed_forward import activate
+from qkv.nn.linear.linear import Linear, linear, onednn_supports
+from qkv.nn.linear.onednn import as_prepacked
+from qkv.nn.norm import LayerNorm, RMSNorm
+from qkv.nn.position import rotate
+from qkv.nn.unchanged import same_computation
+
+Layer = Callable[[Tensor], Tensor]
+
+
+class CpuBlocks:
+    """The blocks of a model that decode this way.
+
+    Args:
+        model: A model on a CPU; what changes its blocks later must make new `CpuBlocks`.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.forwards: dict[Block, CpuBlock] = {}
+        for module in model.modules():
+            if type(module) is Block and "forward" not in vars(module) and supports(module):
+                self.forwards[module] = same_computation(CpuBlock(module))
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        """Let the blocks compute decode steps this way while the context is open.
+
+        Threads may share a model: a block gives the same numbers with and without.
+        """
+        for block, forward in self.forwards.items():
+            vars(block)["forward"] = forward
+
+        try:
+            yield
+        finally:
+            for block in self.forwards:
+                vars(block).pop("forward", None)
+
+
+def supports(block: Block) -> bool:
+    """True for an unchanged block of self-attention in float32 on a CPU, without adapters."""
+    if not is_plain(block) or block.cross_attention is not None or block.training:
+        return False
+    if block.attention.relative is not None:
+        return False
+    if any(layer.adapters is not None for layer in matrices(block)):
+        return False
+
+    gain = block.attention_residual.norm.gain
+    return gain.is_cpu and gain.dtype == torch.float32
+
+
+class CpuBlock:
+    """One block: `Block.forward` of a decode step."""
+
+    def __init__(self, block: Block) -> None:
+        attention = block.attention
+        self.block = block
+        self.heads = attention.heads
+        self.kv_heads = attention.kv_heads
+        self.head_width = attention.head_width
+        self.layer = attention.layer
+        self.before = block.attention_residual.before
+        self.activation = block.feed_forward.activation
+        self.attention_norm = norm_of(block.attention_residual.norm)
+        self.feed_forward_norm = norm_of(block.feed_forward_residual.norm)
+        self.qkv, self.output, self.up, self.down = map(product_of, matrices(block))
+        self.hooks = (block.hooks, attention.hooks, block.feed_forward.hooks)
+
+    def __call__(
+        self,
+        x: Float[Tensor, "B T E"],
+        *,
+        mask: Mask | None = None,
+        bias: Bias | None = None,
+        rotary: Float[Tensor, "2 #B 1 T D"] | None = None,
+        state: Cache = NO_STATE,
+    ) -> Float[Tensor, "B T E"]:
+        if bias is None and type(state) is KeyValueCache and self.can_run(x):
+            return self.run(x, mask, rotary, state)
+
+        return Block.forward(self.block, x, mask=mask, bias=bias, rotary=rotary, state=state)
+
+    def can_run(self, x: Tensor) -> bool:
+        """True for one token of each row, without autograd, autocast and hooks."""
+        if x.shape[1] != 1 or torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"):
+            return False
+
+        return not any(hooks.callbacks for hooks in self.hooks)
+
+    def run(
+        self, x: Float[Tensor, "B 1 E"], mask: Mask | None, rotary: Tensor | None, state: Cache
+    ) -> Float[Tensor, "B 1 E"]:
+        """Norm, attention, residual, norm, feed-forward, residual."""
+        if self.before:
+            x = x + self.attend(self.attention_norm(x), mask, rotary, state)
+            return x + self.feed_forward(self.feed_forward_norm(x))
+
+        x = self.attention_norm(x + self.attend(x, mask, rotary, state))
+        return self.feed_forward_norm(x + self.feed_forward(x))
+
+    def attend(
+        self, x: Float[Tensor, "B 1 E"], mask: Mask | None, rotary: Tensor | None, state: Cache
+    ) -> Float[Tensor, "B 1 E"]:
+        B = len(x)
+        H = self.heads
+        K = self.kv_heads
+        heads = self.qkv(x).view(B, H + 2 * K, 1, self.head_width)  # (B, H + 2K, 1, D)
+        query, key, value = heads.split_with_sizes((H, K, K), 1)
+        if rotary is not None:
+            turned = rotate(heads[:, : H + K], rotary)
+            query, key = turned.split_with_sizes((H, K), 1)
+
+        keys, values = state.append(self.layer, key, value)  # (B, K, S, D)
+        allowed = None
+        if mask is not None and type(mask) is not Causal:
+            allowed = mask.materialise(1, keys.shape[2], x.device)
+
+        output = F.scaled_dot_product_attention(
+            query, keys, values, attn_mask=allowed, enable_gqa=H != K
+        )  # (B, H, 1, D)
+
+        return self.output(output.reshape(B, 1, H * self.head_width))
+
+    def feed_forward(self, x: Float[Tensor, "B 1 E"]) -> Float[Tensor, "B 1 E"]:
+        return self.down(activate(self.up(x), self.activation))
+
+
+def norm_of(norm: Any) -> Layer:
+    """A norm as a function of its weights."""
+    gain = norm.gain
+    shape = gain.shape
+    epsilon = norm.epsilon
+    if isinstance(norm, LayerNorm):
+        shift = norm.bias
+        return lambda x: torch.layer_norm(x, shape, gain, shift, epsilon)
+
+    assert isinstance(norm, RMSNorm)
+    return lambda x: torch.rms_norm(x, shape, gain, epsilon)
+
+
+def product_of(layer: Linear) -> Layer:
+    """A linear layer as a function of its weights."""
+    weight: Any = layer.weight
+    bias = layer.bias
+    if not isinstance(weight, Tensor):
+        return lambda x: weight.linear(x, bias)
+
+    with torch.no_grad():
+        if not onednn_supports(weight[:1], weight):
+            return lambda x: linear(x, weight, bias)
+
+    multiply = torch.ops.mkldnn._linear_pointwise.default
+    return lambda x: multiply(x, as_prepacked(weight), bias, "none", [], "")
