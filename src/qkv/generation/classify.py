@@ -17,6 +17,7 @@ from qkv.generation.generate import without_dropout
 from qkv.generation.prompts import texts_of
 from qkv.models import TaskModel
 from qkv.models.configs import HeadConfig
+from qkv.nn.linear.frozen_matrix import quantized_activations
 from qkv.text.tokenizer import Tokenizer
 
 STRETCH = 32
@@ -125,7 +126,7 @@ def answer_stretch(
 
     order = sorted(range(len(examples)), key=lambda index: int(framed.lengths[index]))
     results: dict[int, Answer] = {}
-    with torch.no_grad(), without_dropout(model):
+    with torch.no_grad(), quantized_activations(), without_dropout(model):
         for first in range(0, len(order), rows):
             chosen = order[first : first + rows]
             scores = score_examples(model, frame, framed, chosen)

@@ -5,6 +5,7 @@ The host reads each token while the next ones are already being computed.
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -14,20 +15,23 @@ from torch import Tensor, nn
 
 from qkv.data.batches.padding import pad_rows
 from qkv.generation.generation_batch import GenerationBatch, Steps
+from qkv.generation.kernels.finish_step import StepCounters, token_memory
 from qkv.generation.prefill import next_logits
 from qkv.generation.sampling_params import on_device, process_logits, sample_tokens
 from qkv.models.model import Model
-from qkv.nn import decode_block
 from qkv.nn.cache import KeyValueCache, StaticCache
 from qkv.nn.cuda_graph import CudaGraph
+from qkv.nn.decode import decode_step
 from qkv.nn.hooks import has_hooks
 from qkv.nn.unchanged import all_unchanged, settings
 
 graphs: WeakKeyDictionary[nn.Module, tuple[GraphKey, DecodeGraph]] = WeakKeyDictionary()
 """The last graph of each model, which holds the memory of its cache."""
-AHEAD = 3  # steps that the GPU may be ahead of the host
+AHEAD = 2  # launches that the GPU may be ahead of the host
+AT_ONCE = 4  # steps that one launch of the graph runs
 NO_END = 4096  # slots for a sequence whose context has no end: all are allocated at once
 WORTH = 32  # with fewer new tokens, capturing a step is not worth its time
+TICKETS = 1024  # programs of a kernel that can add their sums
 TILE = 64  # capacities are multiples of it, so that similar lengths share a graph
 
 
@@ -116,7 +120,7 @@ def graph_key(model: Model, batch: GenerationBatch, slots: int) -> GraphKey:
 
 
 class DecodeGraph:
-    """The captured step of a model, with all tensors that it reads and writes."""
+    """The captured steps of a model, with all tensors that they read and write."""
 
     def __init__(self, model: Model, batch: GenerationBatch, key: GraphKey) -> None:
         config = model.config
@@ -133,29 +137,40 @@ class DecodeGraph:
         for layer in range(config.depth):
             self.buffers[layer] = (weight.new_zeros(shape), weight.new_zeros(shape))
 
-        # The input and output of a step.
-        self.tokens = torch.zeros(rows, dtype=torch.int64, device=device)
-        self.step = torch.zeros(1, dtype=torch.int64, device=device)  # tokens generated so far
-        self.uniforms = torch.zeros(rows, key.length, dtype=batch.uniforms.dtype, device=device)
-        self.counts = batch.token_counts(range(rows), config.vocabulary, device)
-        self.padding_mask = torch.ones(rows, key.capacity, dtype=torch.bool, device=device)
-        self.positions = torch.zeros_like(self.tokens).unsqueeze(1)
+        padding_mask = torch.ones(rows, key.capacity, dtype=torch.bool, device=device)
+        positions = torch.zeros(rows, 1, dtype=torch.int64, device=device)
         cache = self.empty(key.capacity, rows)
-        self.cache = StaticCache(cache, self.padding_mask, self.positions)
+        self.cache = StaticCache(cache, padding_mask, positions)
+        self.angles = decode_step.rotary_table(model, torch.arange(key.capacity, device=device))
+        self.tickets = torch.zeros(TICKETS, dtype=torch.int32, device=device)
+
+        # The input and output of a step.
+        numbers = torch.zeros(rows, key.length, dtype=batch.uniforms.dtype, device=device)
+        self.counters = StepCounters(
+            cache=self.cache,
+            tokens=torch.zeros(rows, dtype=torch.int64, device=device),
+            step=torch.zeros(1, dtype=torch.int64, device=device),
+            uniforms=numbers,
+            uniform=numbers[:, 0].clone(),
+            host=token_memory(key.length + AT_ONCE, rows, device),
+        )
+        self.counts = batch.token_counts(range(rows), config.vocabulary, device)
 
         # Kept alive, because the graph knows it only by its address.
         self.forbidden = on_device(self.params.forbidden, device)
         self.capture(model)
 
     def capture(self, model: Model) -> None:
-        """Capture one step at a position from which all steps are alike."""
+        """Capture a few steps at a position from which all steps are alike."""
         position = self.params.steady_from + 1
 
-        def run_step() -> None:
-            with decode_block.installed(model):
-                self.sample(self.forward(model), position)
+        def run_steps() -> None:
+            with decode_step.installed(model, self.angles, self.tickets):
+                for _ in range(AT_ONCE):
+                    self.sample(self.forward(model), position)
 
-        self.graph = CudaGraph(run_step)
+        self.counters.step.zero_()
+        self.graph = CudaGraph(run_steps, reset=self.counters.step.zero_)
 
     def empty(self, capacity: int, rows: int) -> KeyValueCache:
         """An ordinary cache that writes into the first rows of these buffers."""
@@ -173,27 +188,35 @@ class DecodeGraph:
         batch: GenerationBatch,
         count: int,
     ) -> Steps:
-        """Prefill, then `count` steps; the host is up to AHEAD steps behind."""
+        """Prefill, then `count` steps; the host is up to AHEAD launches behind."""
         logits = self.prefill(model, ids, padding_mask, batch)
-        host = torch.empty(count, len(self.tokens), dtype=torch.int64, pin_memory=True)
-        copied: list[torch.cuda.Event] = []
+        self.sample(logits, 0)
+        running = deque([(1, recorded_event())])
+        launched = 1
+        read = 0
 
-        for step in range(count + AHEAD):
-            if step < count:
-                if step > self.params.steady_from:
-                    self.graph.replay()
-                else:
-                    self.sample(self.forward(model) if step else logits, step)
+        while read < count:
+            while launched < count and len(running) < AHEAD:
+                launched = self.launch(model, launched)
+                running.append((launched, recorded_event()))
 
-                host[step].copy_(self.tokens, non_blocking=True)
-                copied.append(torch.cuda.Event())
-                copied[-1].record()
-
-            if step >= AHEAD:
-                copied[step - AHEAD].synchronize()
-                yield range(len(self.tokens)), host[step - AHEAD].tolist()
-                if len(batch.ended) == len(self.tokens):
+            end, event = running.popleft()
+            event.synchronize()
+            for step in range(read, min(end, count)):
+                yield range(len(batch.sequences)), self.counters.host[step].tolist()
+                if len(batch.ended) == len(batch.sequences):
                     return
+
+            read = end
+
+    def launch(self, model: Model, step: int) -> int:
+        """Launch the next step, or a few of them by the graph; return the number of the next."""
+        if step > self.params.steady_from:
+            self.graph.replay()
+            return step + AT_ONCE
+
+        self.sample(self.forward(model), step)
+        return step + 1
 
     def prefill(
         self,
@@ -202,29 +225,26 @@ class DecodeGraph:
         padding_mask: Bool[Tensor, "P T"] | None,
         batch: GenerationBatch,
     ) -> Float[Tensor, "B V"]:
-        """Prefill the prompts, reset the static buffers for step 2, and return the first logits."""
+        """Prefill the prompts, reset the static buffers, and return the first logits."""
         cache = self.cache
         T = ids.shape[1]
         prompt_cache = self.empty(cache.capacity, len(ids))
         logits = next_logits(model, ids, prompt_cache, padding_mask)  # (P, V)
 
         # Every sample continues from the cache of its prompt.
-        prompt = torch.arange(len(self.tokens), device=ids.device) // batch.samples
+        prompt = torch.arange(len(batch.sequences), device=ids.device) // batch.samples
         if batch.samples > 1:
             for keys, values in self.buffers.values():
                 keys[:, :, :T] = keys[prompt, :, :T]
                 values[:, :, :T] = values[prompt, :, :T]
 
-        # The next token is at slot T.
-        mask = self.padding_mask
+        # The last token of the prompts is at slot T - 1.
+        mask = cache.padding_mask
         mask.zero_()
         mask[:, :T] = True if padding_mask is None else padding_mask[prompt]
-        self.positions.copy_(mask.sum(1, keepdim=True))
-        mask[:, T] = True
-        cache.slot.fill_(T)
+        cache.positions.copy_(mask.sum(1, keepdim=True) - 1)
+        self.counters.reset(T - 1, batch.uniforms)
 
-        self.step.zero_()
-        self.uniforms[:, : batch.length] = batch.uniforms
         rows = range(len(batch.sequences))
         counts = batch.token_counts(rows, model.config.vocabulary, ids.device)
         if self.counts is not None and counts is not None:
@@ -234,20 +254,20 @@ class DecodeGraph:
         return logits[prompt]
 
     def forward(self, model: Model) -> Float[Tensor, "B V"]:
-        logits = next_logits(model, self.tokens.clamp(min=0).unsqueeze(1), self.cache)
-        self.cache.advance()
-        return logits
+        return next_logits(model, self.counters.tokens.unsqueeze(1), self.cache)
 
     def sample(self, logits: Float[Tensor, "B V"], position: int) -> None:
         """Choose the tokens of this step."""
         logits = process_logits(logits, self.params, self.counts, position, self.ends)
-        uniform = self.uniforms[:, 0]
-        if self.params.temperature:
-            uniform = self.uniforms.index_select(1, self.step).squeeze(1)
-
-        tokens = sample_tokens(logits, uniform, self.params)
+        tokens = sample_tokens(logits, self.counters.uniform, self.params)
         if self.counts is not None:
             self.counts.add(tokens)
 
-        self.tokens.copy_(tokens)
-        self.step += 1
+        self.counters.finish(tokens)
+
+
+def recorded_event() -> torch.cuda.Event:
+    """An event that has happened when all that was launched so far is done."""
+    event = torch.cuda.Event()
+    event.record()
+    return event

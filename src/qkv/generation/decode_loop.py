@@ -14,6 +14,7 @@ from qkv.data.batches.padding import pad_rows
 from qkv.generation.generation_batch import GenerationBatch, Steps
 from qkv.generation.prefill import next_logits
 from qkv.generation.sampling_params import process_logits, sample_tokens
+from qkv.nn.decode.cpu_block import CpuBlocks
 from qkv.nn.linear.onednn import Prepacked, prepacking, small_enough
 
 # On a CPU, prepacking the weights pays from this many rows or tokens on.
@@ -37,6 +38,7 @@ class DecodeLoop:
         self.device = next(model.parameters()).device
         self.running = batch.running
         self.counts = batch.token_counts(self.running, model.config.vocabulary, self.device)
+        self.blocks = CpuBlocks(model)
         self.matrices: Prepacked | None = None
         many = len(self.running) >= MANY_ROWS and batch.length >= MANY_TOKENS
         if many and small_enough(model):
@@ -70,7 +72,8 @@ class DecodeLoop:
         self.ids, self.padding_mask = pad_rows(prompts, left=True, device=self.device)
 
     def forward(self) -> Float[Tensor, "B V"]:
-        with nullcontext() if self.matrices is None else prepacking(self.matrices):
+        packed = nullcontext() if self.matrices is None else prepacking(self.matrices)
+        with packed, self.blocks.installed():
             return next_logits(self.model, self.ids, self.state, self.padding_mask)
 
     def repeat(self, logits: Float[Tensor, "P V"], samples: int) -> Float[Tensor, "B V"]:

@@ -10,6 +10,7 @@ import torch
 from qkv.generation.generate import without_dropout
 from qkv.generation.prompts import check_text
 from qkv.models import BERT
+from qkv.nn.linear.frozen_matrix import quantized_activations
 from qkv.text.frame_tokens import tokens_around
 from qkv.text.special_tokens import KNOWN, OURS
 from qkv.text.tokenizer import Tokenizer
@@ -69,7 +70,7 @@ def guess_masks(model: BERT, tokenizer: Tokenizer, ids: list[int], top: int) -> 
     assert tokenizer.mask is not None
     row = torch.tensor([ids], device=next(model.parameters()).device)  # (1, T)
     positions = row[0].eq(tokenizer.mask).nonzero()[:, 0]  # (M,)
-    with torch.no_grad(), without_dropout(model):
+    with torch.no_grad(), quantized_activations(), without_dropout(model):
         logits = model.logits(model.hidden(row)[0, positions])  # (1, T, E) -> (M, E) -> (M, V)
 
     # Some models have a larger output than their tokenizer has tokens.

@@ -317,7 +317,8 @@ def within(row: list[int], limit: int, length: int, beyond: Beyond) -> list[int]
 def without_dropout(model: Any) -> Iterator[None]:
     """Put the model into evaluation mode, and every module back into its mode afterwards."""
     training = [module for module in model.modules() if module.training]
-    model.eval()
+    if training:
+        model.eval()
 
     try:
         yield

@@ -9,9 +9,11 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from qkv.generation.search.ensemble import Ensemble, mean_of
+from qkv.nn.linear.frozen_matrix import quantized_activations
 
 
 @torch.no_grad()
+@quantized_activations()
 def next_logits(
     model: Any, ids: Int[Tensor, "B T"], state: Any, padding_mask: Bool[Tensor, "B S"] | None = None
 ) -> Float[Tensor, "B V"]:

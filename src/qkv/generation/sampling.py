@@ -1,8 +1,8 @@
 """Sampling from logits: temperature, top-k, top-p, min-p, and one draw.
 
-A token is drawn by one number in (0, 1]: the tokens' probabilities lie end to end on that line, and
-the number falls on one of them. So a row needs one number per token, whatever the vocabulary, and
-each row has a series of its own.
+A token is drawn by one number in (0, 1]: the tokens' probabilities lie end to end on that line, in
+the order of their ids, and the number falls on one of them. So a row needs one number per token,
+whatever the vocabulary, and each row has a series of its own.
 """
 
 from __future__ import annotations
@@ -24,7 +24,14 @@ def distribution(logits: Float[Tensor, "B V"], **filters: Any) -> Float[Tensor, 
     if tokens is None:
         return probability
 
-    zeros = torch.zeros(logits.shape, dtype=probability.dtype, device=logits.device)
+    return in_vocabulary(probability, tokens, logits.shape[-1])
+
+
+def in_vocabulary(
+    probability: Float[Tensor, "B N"], tokens: Int[Tensor, "B N"], vocabulary: int
+) -> Float[Tensor, "B V"]:
+    """The probability of every token of the vocabulary, 0 for all but the given ones."""
+    zeros = probability.new_zeros(len(probability), vocabulary)
     return zeros.scatter(-1, tokens, probability)
 
 
@@ -37,6 +44,9 @@ def candidates(
     min_p: float | None = None,
 ) -> tuple[Float[Tensor, "B N"], Int[Tensor, "B N"] | None]:
     """The probabilities of the tokens that may be drawn, and these tokens; None for all of them.
+
+    The tokens are in the order of their ids. Of several tokens as likely as the last one that top-k
+    or top-p keeps, any may stay.
 
     Args:
         logits: Scores of all tokens.
@@ -65,7 +75,14 @@ def candidates(
     if min_p:
         probability = probability.where(logits >= math.log(min_p), 0)
 
-    return probability / probability.sum(-1, keepdim=True), tokens
+    probability = probability / probability.sum(-1, keepdim=True)
+    if tokens is None:
+        return probability, None
+    if tokens.shape[-1] == V:
+        return in_vocabulary(probability, tokens, V), None
+
+    tokens, order = tokens.sort(-1)
+    return probability.gather(-1, order), tokens
 
 
 def draw(probability: Float[Tensor, "B V"], uniform: Float[Tensor, "B"]) -> Int[Tensor, "B"]:
@@ -141,11 +158,15 @@ class UniformNumbers:
 
     def __getitem__(self, position: int) -> float:
         """The number of one position; the same at every call."""
-        missing = position + 1 - len(self.numbers)
+        return self.between(position, position + 1)[0]
+
+    def between(self, first: int, end: int) -> list[float]:
+        """The numbers of the positions from `first` to before `end`; the same at every call."""
+        missing = end - len(self.numbers)
         if missing > 0:
             self.numbers += self.draw(missing).tolist()
 
-        return self.numbers[position]
+        return self.numbers[first:end]
 
 
 def uniforms(seed: int | Sequence[int] | None, rows: int, length: int) -> Float[Tensor, "B L"]:

@@ -12,6 +12,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from qkv.generation.kernels import sampling_kernel
+from qkv.generation.kernels.sampling_kernel import RowFilters
 from qkv.generation.prompts import check_whole
 from qkv.generation.sampling import candidates, draw
 from qkv.nn.config import documented
@@ -131,6 +133,11 @@ class SamplingParams(SamplingPenalties):
             raise ValueError("forbidden: no token is left that may be generated")
 
     @property
+    def row_filters(self) -> RowFilters:
+        """What the sampling kernel reads of a row."""
+        return RowFilters.create(self.temperature, self.top_k, self.top_p, self.min_p)
+
+    @property
     def needs_counts(self) -> bool:
         """Whether the choice depends on the tokens so far, so that they must be counted."""
         return self.repetition != 1 or self.presence != 0 or self.frequency != 0
@@ -243,7 +250,7 @@ def process_logits(
 
 @lru_cache(maxsize=64)  # a CUDA graph cannot copy from the host
 def on_device(ids: tuple[int, ...], device: torch.device) -> Int[Tensor, "N"]:
-    return torch.tensor(ids, device=device)
+    return torch.tensor(ids, dtype=torch.int64, device=device)
 
 
 def sample_tokens(
@@ -252,8 +259,11 @@ def sample_tokens(
     """A token for each row, drawn by its number in (0, 1]; with temperature 0 the likeliest.
 
     Rows with non-finite logits return BROKEN; the caller checks on the host, since checking here
-    would force a device sync.
+    would force a device sync. On a GPU, `sampling_kernel` computes the same.
     """
+    if sampling_kernel.supports(logits):
+        return sampling_kernel.sample_rows(logits, uniform, params.row_filters)
+
     top, likeliest = logits.max(-1)
     if params.temperature == 0:
         tokens = likeliest

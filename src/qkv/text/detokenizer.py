@@ -83,12 +83,7 @@ class IncrementalDetokenizer:
         if not self.only_byte_level:
             return "".join(map(self.add, ids))
 
-        encoded = []
-        for id in ids:
-            token = self.tokenizer.inner.id_to_token(id)
-            if id not in self.skipped and token is not None:
-                encoded.append(bytes_of(token))
-
+        encoded = map(bytes_by_id(self.tokenizer).__getitem__, ids)
         characters = self.utf8_decoder.decode(b"".join(encoded))
         self.length += len(characters)
         return characters
@@ -133,6 +128,29 @@ class IncrementalDetokenizer:
         decode = self.tokenizer.decode
         prefix = decode(self.last_ids)
         return decode(self.last_ids + self.pending)[len(prefix) :]
+
+
+class BytesById(dict[int, bytes]):
+    """The bytes of each id of a byte-level tokenizer; none for special tokens."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.inner = tokenizer.inner
+        self.skipped = tokenizer.special - {tokenizer.unknown}
+
+    def __missing__(self, id: int) -> bytes:
+        token = self.inner.id_to_token(id)
+        encoded = b""
+        if id not in self.skipped and token is not None:
+            encoded = bytes_of(token)
+
+        self[id] = encoded
+        return encoded
+
+
+@lru_cache(maxsize=16)
+def bytes_by_id(tokenizer: Tokenizer) -> BytesById:
+    """Return the table of a tokenizer, which fills as its ids are used."""
+    return BytesById(tokenizer)
 
 
 @lru_cache(maxsize=1 << 16)

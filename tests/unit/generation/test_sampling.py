@@ -131,6 +131,16 @@ def test_tokens_are_drawn_as_often_as_they_are_likely() -> None:
             assert ((count - expected)[present] ** 2 / expected[present]).sum() < bound
 
 
+@pytest.mark.parametrize(
+    "fields", [{}, {"top_k": 5}, {"top_p": 0.8}, {"top_k": 9, "top_p": 0.7, "min_p": 0.1}], ids=str
+)
+def test_kept_tokens_lie_on_the_line_in_the_order_of_their_ids(fields: dict[str, float]) -> None:
+    logits = torch.randn(300, 40) * 2
+    uniform = uniforms(2, 300, 1)[:, 0]
+    drawn = sample_tokens(logits, uniform, SamplingParams(**fields))
+    assert torch.equal(drawn, draw(distribution(logits, **fields), uniform))
+
+
 def test_uniforms_of_tokens_and_rows_are_independent() -> None:
     uniform = uniforms(3, 200, 200)
     assert ((uniform > 0) & (uniform <= 1)).all()

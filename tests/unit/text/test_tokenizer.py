@@ -303,3 +303,11 @@ def test_unknown_words_are_named() -> None:
     assert tokenizer.unknown_in("mice") == tokenizer.unknown_in("") == []
     assert train("characters", ["abc"], 20).unknown_in("abxc") == ["x"]
     assert train("byte-pair", ["abc"], 300).unknown_in("abxc 中") == []
+
+
+@pytest.mark.parametrize("kind", ["characters", "byte-pair"])
+def test_fast_encoding_gives_the_ids_of_encoding_with_offsets(kind: Kind) -> None:
+    texts = ["the cat sat on the mat", "", "über 12 Äpfel \U0001f600\n\n  x", "the" * 300]
+    tokenizer = train(kind, texts, 300)
+    slow = tokenizer.inner.encode_batch(texts, add_special_tokens=False)
+    assert tokenizer.encode_batch(texts) == [encoding.ids for encoding in slow]

@@ -22,6 +22,7 @@ from qkv.generation.sampling_params import SamplingParams
 from qkv.generation.search.beams import SequenceRule
 from qkv.generation.search.ensemble import Ensemble
 from qkv.generation.stop import as_ends
+from qkv.nn.linear.frozen_matrix import quantized_activations
 from qkv.nn.linear.onednn import prepacking, small_enough
 
 MANY = 4  # sentences for which it pays to pack the weights
@@ -86,6 +87,7 @@ def batches(
 
 
 @torch.inference_mode()
+@quantized_activations()
 def search(
     model: Any,
     rows: list[list[int]],

@@ -20,7 +20,7 @@ from qkv.insight.attribute.residual_writers import pre_norm_stack, scaled_as_in,
 from qkv.insight.inspect.hook_checks import capture_required
 from qkv.insight.inspect.model_input import Reading, hidden
 from qkv.models.model import Model, backbone_of
-from qkv.nn.linear.int8 import Int8Matrix
+from qkv.nn.linear.frozen_matrix import FrozenMatrix
 
 
 class LogitParts(NamedTuple):
@@ -245,7 +245,7 @@ def output_direction(backbone: Any, token: int, against: int | None) -> Float[Te
     weight, _ = backbone.output_layer
 
     def row(id: int) -> Tensor:
-        if isinstance(weight, Int8Matrix):
+        if isinstance(weight, FrozenMatrix):
             return weight.lookup(torch.tensor(id)).double()
 
         return weight[id].double()

@@ -1,0 +1,1 @@
+"""What a decode step on a GPU computes after the logits, in Triton: sampling, and its end."""

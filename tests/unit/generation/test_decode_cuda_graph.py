@@ -1,0 +1,96 @@
+"""Decoding with a CUDA graph generates what the decode loop generates, with a stand-in for the GPU.
+
+The stand-in runs the captured steps at every replay; slots, positions and counters are the real
+ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from qkv.generation import decode_cuda_graph, generate, stream
+from qkv.models import GPT, GPTConfig
+
+SMALL: dict[str, Any] = {"vocabulary": 60, "context": 128, "width": 32, "depth": 2, "heads": 2}
+LLAMA: dict[str, Any] = {"position": "rotary", "norm": "rms", "activation": "swiglu", "kv_heads": 1}
+PROMPTS = [[3, 1, 4], [1, 5, 9, 2, 6, 5, 3], [5]]
+SAMPLING: list[dict[str, Any]] = [
+    {"temperature": 0.0},
+    {"temperature": 1.5, "top_k": 20, "top_p": 0.9},
+    {"min_p": 0.05, "repetition": 1.3, "presence": 0.2, "frequency": 0.1, "forbidden": (5, 6)},
+    {"minimum": 4, "forced": {1: 17, 3: 18}},
+]
+
+
+class RunSteps:
+    """Runs the steps instead of replaying them."""
+
+    def __init__(self, step: Callable[[], None], reset: Callable[[], object]) -> None:
+        for _ in range(2):  # the warm-up of a capture
+            step()
+            reset()
+
+        self.replay = step
+
+
+@pytest.fixture
+def graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every model decodes with the stand-in."""
+    event = SimpleNamespace(synchronize=lambda: None)
+    monkeypatch.setattr(decode_cuda_graph, "steps_are_alike", lambda model: True)
+    monkeypatch.setattr(decode_cuda_graph, "CudaGraph", RunSteps)
+    monkeypatch.setattr(decode_cuda_graph, "recorded_event", lambda: event)
+
+
+def model_of(**fields: Any) -> GPT:
+    torch.manual_seed(3)
+    model = GPT(GPTConfig(**SMALL | fields)).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.3 * torch.randn_like(parameter)
+
+    return model
+
+
+def by_the_loop(model: GPT, prompts: Any, **options: Any) -> Any:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(decode_cuda_graph, "supports", lambda model, batch: False)
+        return generate(model, prompts, **options)
+
+
+@pytest.mark.usefixtures("graphs")
+@pytest.mark.parametrize("fields", [{}, LLAMA], ids=["gpt-2", "llama"])
+@pytest.mark.parametrize("sampling", SAMPLING, ids=str)
+def test_a_graph_generates_what_the_loop_generates(
+    fields: dict[str, Any], sampling: dict[str, Any]
+) -> None:
+    model = model_of(**fields)
+    options: dict[str, Any] = {"length": 80, "end": 7, "seed": 3, "samples": 2, **sampling}
+    first = generate(model, PROMPTS, **options)
+    assert model in decode_cuda_graph.graphs
+    assert first == generate(model, PROMPTS, **options)  # the same graph, with its counters reset
+    assert first == by_the_loop(model, PROMPTS, **options)
+
+
+@pytest.mark.usefixtures("graphs")
+@pytest.mark.parametrize("beyond", ["refuse", "slide"])
+def test_a_sequence_goes_on_where_the_graph_ends(beyond: str) -> None:
+    """The last launch runs steps beyond the context, whose tokens are discarded."""
+    model = model_of()
+    options: dict[str, Any] = {"length": 150, "seed": 1, "beyond": beyond}
+    actual = generate(model, [[3] * 60, [4] * 5], **options)
+    assert actual == by_the_loop(model, [[3] * 60, [4] * 5], **options)
+
+
+@pytest.mark.usefixtures("graphs")
+def test_two_streams_of_one_model_do_not_mix() -> None:
+    model = model_of()
+    one, two = (stream(model, [[start]], length=60, seed=0) for start in (1, 2))
+    both = list(zip(one, two, strict=True))
+    assert [token.id for token, _ in both] == by_the_loop(model, [1], length=60, seed=0)
+    assert [token.id for _, token in both] == by_the_loop(model, [2], length=60, seed=0)
