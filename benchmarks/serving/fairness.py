@@ -1,26 +1,36 @@
 """Two models of one server share its engine thread: how long a tiny model takes beside SmolLM2.
 
     python -m benchmarks.serving.fairness
+    python -m benchmarks.serving.fairness --rounds 0 --preset gpt2 --device cuda    only the jobs
 
 Measures 40 tokens of a tiny GPT alone, beside a stream and beside a long prompt. With fair shares
 of time the tiny model gets half of the thread: it takes twice the time of its own steps, and one
 step of the other model. The tokens of the other model are counted as well.
+
+Then how long streams stop while jobs look inside their model, as /v1/attention does: the longest
+time between two tokens of any of eight streams, without and with jobs.
 """
 
 from __future__ import annotations
 
 import statistics
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
 
 import torch
 import tyro
 
 import qkv
 from benchmarks.harness import machine
+from benchmarks.serving.serve_gpu import random_tokenizer
 from qkv.generation.sampling_params import SamplingParams
-from qkv.models import GPT, GPTConfig
+from qkv.insight.inspect.model_input import Reading, make_side
+from qkv.insight.look import look
+from qkv.models import GPT, GPTConfig, build, preset
 from qkv.serving.engine.generation_request import GenerationRequest, RequestHandle
 from qkv.serving.model_host import ModelHost
 from qkv.text import Tokenizer
@@ -35,6 +45,14 @@ class Options:
     """Tokens of the long prompt."""
     rounds: int = 5
     threads: int = 2
+    jobs: int = 5
+    """Jobs that look inside a model, one after the other."""
+    streams: int = 8
+    text: int = 256
+    """Tokens of the text that a job looks at."""
+    preset: str = ""
+    """A model with random weights for the jobs; empty takes SmolLM2."""
+    device: str = "cpu"
 
 
 def started_host() -> ModelHost:
@@ -82,8 +100,101 @@ def beside(
     return seconds, done / seconds
 
 
+def job_model(options: Options) -> tuple[GPT, Tokenizer]:
+    """The model that jobs look inside."""
+    if not options.preset:
+        model, tokenizer = qkv.load("smollm2")
+    else:
+        config = preset(options.preset)
+        model, tokenizer = build(config), random_tokenizer(config.vocabulary)
+    assert isinstance(model, GPT)
+    assert isinstance(tokenizer, Tokenizer)
+    dtype = torch.bfloat16 if options.device == "cuda" else torch.float32
+    return model.eval().to(options.device, dtype), tokenizer
+
+
+class Arrivals:
+    """The times at which the tokens of a client arrive, who sends its request again and again."""
+
+    def __init__(self, host: ModelHost, request: GenerationRequest) -> None:
+        self.host = host
+        self.request = request
+        self.times: list[float] = []
+        self.stopped = False
+        threading.Thread(target=self.read, daemon=True).start()
+
+    def read(self) -> None:
+        while not self.stopped:
+            handle = self.host.submit("model", self.request)
+            for _ in handle:
+                self.times.append(time.perf_counter())
+                if self.stopped:
+                    handle.abort()
+                    break
+
+    def longest_gap(self, begin: float, end: float) -> float:
+        times = [time for time in self.times if begin <= time <= end]
+        return max((later - earlier for earlier, later in pairwise(times)), default=end - begin)
+
+
+def beside_jobs(options: Options) -> None:
+    """The longest gaps of streams without jobs and with them."""
+    model, tokenizer = job_model(options)
+    host = ModelHost(cache=1 << 30)
+    host.add("model", lambda: (model, tokenizer)).join()
+    host.start()
+    most = tokenizer.vocabulary - 1
+    ids = [1 + 7919 * index % most for index in range(options.text)]
+
+    def look_inside(model: Any, tokenizer: Tokenizer) -> object:
+        with torch.inference_mode(False), torch.enable_grad():
+            reading = Reading(make_side(tokenizer, ids))
+            return look(model, reading=reading, tokenizer=tokenizer, layers=[0], walks=False)
+
+    def gaps(work: Callable[[], object]) -> float:
+        begin = time.perf_counter()
+        work()
+        end = time.perf_counter()
+        return max(stream.longest_gap(begin, end) for stream in streams)
+
+    host.submit_job("model", look_inside).wait()
+    length = model.config.context or 1024
+    request = GenerationRequest(
+        prompt=ids[:5], max_tokens=length - 8, sampling=SamplingParams(minimum=length), stream=True
+    )
+    streams = [Arrivals(host, request) for _ in range(options.streams)]
+    while any(len(stream.times) < 8 for stream in streams):
+        time.sleep(0.01)
+    seconds = []
+    alone = gaps(lambda: time.sleep(0.5))
+
+    def all_jobs() -> None:
+        for _ in range(options.jobs):
+            begin = time.perf_counter()
+            host.submit_job("model", look_inside).wait()
+            seconds.append(time.perf_counter() - begin)
+
+    beside = gaps(all_jobs)
+    for stream in streams:
+        stream.stopped = True
+    host.close()
+    print(
+        f"{options.streams} streams of {options.preset or 'SmolLM2'} beside {options.jobs} jobs "
+        f"over {options.text} tokens, {statistics.median(seconds) * 1e3:.0f} ms each; {machine()}\n"
+        f"  longest gap between two tokens: alone {alone * 1e3:.1f} ms, beside jobs "
+        f"{beside * 1e3:.1f} ms"
+    )
+
+
 def main(options: Options) -> None:
     torch.set_num_threads(options.threads)
+    if options.jobs:
+        beside_jobs(options)
+    if options.rounds:
+        two_models(options)
+
+
+def two_models(options: Options) -> None:
     host = started_host()
     results: dict[str, list[tuple[float, float]]] = {}
     for round in range(options.rounds + 1):

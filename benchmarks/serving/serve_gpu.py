@@ -53,6 +53,8 @@ class Options:
     cache: float = 4.0
     """GiB of KV cache."""
     bare_turns: int = 9
+    front_ends: int | None = None
+    """Processes that handle HTTP; 0 is a thread beside the engine, None the server's default."""
 
 
 def random_tokenizer(count: int) -> Tokenizer:
@@ -213,6 +215,8 @@ def main(options: Options) -> None:
         ]
         command += ["--precision", options.precision, "--rows", str(options.clients)]
         command += ["--cache", str(options.cache)]
+        if options.front_ends is not None:
+            command += ["--front-ends", str(options.front_ends)]
         server = running.enter_context(started(command, threads=1))
         over_http(server, "HTTP, whole responses", options, config.vocabulary)
         over_http(server, "HTTP, streamed", options, config.vocabulary, stream=True)

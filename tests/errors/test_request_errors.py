@@ -15,6 +15,7 @@ import pytest
 from qkv.serving.http.middleware import AccessRules
 from qkv.serving.model_host import ModelHost
 from support.deadlines import DEADLINES
+from support.holding import HeldEngine, HeldJob
 from support.serving_fixtures import Models
 from support.small_server import Running, hosting, running
 from support.waiting import PATIENCE, until
@@ -261,9 +262,9 @@ def test_a_deadline_before_the_first_token_is_a_timeout(models: Models) -> None:
                 f"{server.url}/v1/{route}", json={**late[route], "timeout": 0.1}, timeout=PATIENCE
             )
 
-        release = Blocker()
-        first = host.submit_job("gpt", release)
-        assert release.began.wait(PATIENCE)
+        held, job = HeldEngine(host), HeldJob()
+        first = host.submit_job("gpt", job)
+        assert job.reached.wait(PATIENCE)
         clients = [threading.Thread(target=post_late, args=(route,)) for route in late]
         for client in clients:
             client.start()
@@ -272,15 +273,15 @@ def test_a_deadline_before_the_first_token_is_a_timeout(models: Models) -> None:
         for response in responses.values():
             assert fault(response, 408)["type"] == "timeout_error"
         assert responses.keys() == late.keys()
-        assert not release.go.is_set()
-        release.go.set()
+        held.free.set()
+        job.free.set()
         first.wait()
     host.close()
 
 
 def test_a_deadline_after_some_tokens_ends_a_stream_in_time(models: Models) -> None:
     """The tokens before the engine was blocked are sent."""
-    host, release = hosting({"long": models["long"]}), Blocker()
+    host = hosting({"long": models["long"]})
     body = {
         "model": "long",
         "prompt": "the cat",
@@ -298,11 +299,10 @@ def test_a_deadline_after_some_tokens_ends_a_stream_in_time(models: Models) -> N
                     continue
                 lines = (line for line in response.iter_lines() if line)
                 first = next(lines)
-                host.submit_job("long", release)
+                held = HeldEngine(host)
                 *events, done = [line.removeprefix("data: ") for line in (first, *lines)]
                 break
-        assert not release.go.is_set()
-        release.go.set()
+        held.free.set()
     host.close()
     assert done == "[DONE]"
     ended = [
@@ -317,16 +317,16 @@ def test_a_deadline_after_some_tokens_ends_a_stream_in_time(models: Models) -> N
 def test_a_full_queue_returns_429_with_retry_after(models: Models) -> None:
     host = hosting({"gpt": models["gpt"]}, queue=1, rows=1)
     with running(host) as server, httpx.Client(base_url=server.url, timeout=PATIENCE) as http:
-        release = Blocker()
-        first = host.submit_job("gpt", release)  # the engine is blocked until it is released
-        assert release.began.wait(PATIENCE)
+        job = HeldJob()
+        first = host.submit_job("gpt", job)
+        assert job.reached.wait(PATIENCE)
         second = host.submit_job("gpt", lambda model, tokenizer: None)
         for stream in (False, True):
             response = http.post("/v1/completions", json={"model": "gpt", "stream": stream})
             assert fault(response, 429)["type"] == "rate_limit_error"
             assert int(response.headers["retry-after"]) >= 1
         fault(http.post("/v1/classify", json={"model": "gpt", "text": "a"}))
-        release.go.set()
+        job.free.set()
         first.wait()
         second.wait()
         assert (
@@ -334,17 +334,6 @@ def test_a_full_queue_returns_429_with_retry_after(models: Models) -> None:
             == 200
         )
     host.close()
-
-
-class Blocker:
-    """A job that blocks the engine until it is released."""
-
-    def __init__(self) -> None:
-        self.began, self.go = threading.Event(), threading.Event()
-
-    def __call__(self, model: Any, tokenizer: Any) -> None:
-        self.began.set()
-        self.go.wait(PATIENCE)
 
 
 def test_an_unexpected_error_is_reported_without_its_message(

@@ -114,6 +114,49 @@ def test_requests_that_join_and_leave_get_the_same_tokens_as_alone(
     assert graphs is None or graphs.captured
 
 
+def test_mixed_sampling_parameters_in_one_graph() -> None:
+    """Each sequence gets the tokens that `generate` gives with its parameters and seed."""
+    from qkv.generation import SamplingParams, generate, row_seeds
+
+    settings: list[dict[str, Any]] = [
+        {"temperature": 0},
+        {"temperature": 1.3},
+        {"temperature": 0.8, "top_k": 4},
+        {"top_p": 0.7},
+        {"min_p": 0.2},
+        {"temperature": 1.2, "top_k": 9, "top_p": 0.9, "min_p": 0.01},
+    ]
+    model = on_gpu(gpt(context=128, head_width=16))
+    steps = steps_of(model, rows=8, cache=1 << 20)
+    handles = []
+    for number, fields in enumerate(settings * 2):
+        handles.append(
+            steps.request(
+                PROMPTS[number % len(PROMPTS)],
+                max_tokens=70,
+                sampling=SamplingParams(**fields),
+                seed=number,
+            )
+        )
+        steps.step(number % 3)
+
+    runner = steps.engine.runner
+    sampled = []
+    decode = runner.decode
+    runner.decode = lambda batch: sampled.append(len(batch.decode)) or decode(batch)
+    steps.finish()
+    assert max(sampled) == 8
+    for number, (handle, fields) in enumerate(zip(handles, settings * 2, strict=True)):
+        alone = generate(
+            model,
+            [PROMPTS[number % len(PROMPTS)]],
+            length=70,
+            sampling_params=SamplingParams(**fields),
+            seed=row_seeds(number, 1),
+        )
+        assert steps.ids(handle) == alone, fields
+
+
 def test_greedy_beside_sampled_sequences_and_logprobs() -> None:
     """A CUDA graph chooses greedy tokens itself, unless a sequence samples or wants logprobs."""
     from qkv.generation import SamplingParams, generate, row_seeds

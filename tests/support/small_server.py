@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,6 +22,7 @@ from qkv.models import (
     Transformer,
     TransformerConfig,
 )
+from qkv.serving.front_end.engine_service import EngineService
 from qkv.serving.http.app import create_app
 from qkv.serving.http.middleware import AccessRules, RequestMiddleware
 from qkv.serving.http.server import Server, bind_socket
@@ -117,6 +119,63 @@ class Running:
         self.server.should_exit = True
         self.thread.join(timeout=PATIENCE)
         assert not self.thread.is_alive(), "the server did not stop"
+
+
+class Separated:
+    """A server whose front end is a process of its own; the engine is in this one."""
+
+    def __init__(
+        self,
+        host: ModelHost,
+        rules: AccessRules | None = None,
+        drain: float = 5.0,
+        count: int = 1,
+    ) -> None:
+        rules = rules or AccessRules()
+        listening = bind_socket("127.0.0.1", 0)
+        self.port = listening.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.app = create_app(host, rules)
+        self.service = EngineService(host, self.app, count)
+        self.status: int | None = None
+        settings = {"rules": rules, "drain": drain, "queue": host.queue, "logs": {}}
+
+        def run() -> None:
+            self.status = self.service.run(listening, settings)
+            listening.close()
+
+        self.thread = threading.Thread(target=run, daemon=True)
+        self.thread.start()
+        until(lambda: all(hasattr(link, "child") for link in self.service.links))
+
+    @property
+    def children(self) -> list[subprocess.Popen[bytes]]:
+        return [link.child for link in self.service.links]
+
+    @property
+    def handles(self) -> list[Any]:
+        """Requests that the engine's process works on."""
+        return [handle for link in self.service.links for handle in link.handles.values()]
+
+    def ended(self) -> int:
+        """The exit status of the front end, once it has ended."""
+        self.thread.join(timeout=PATIENCE)
+        assert not self.thread.is_alive(), "the front end did not end"
+        assert self.status is not None
+        return self.status
+
+
+@contextmanager
+def separated(host: ModelHost, rules: AccessRules | None = None, **options: Any) -> Iterator[Any]:
+    """A server with a front end of its own over a host, which stops at the end."""
+    server = Separated(host, rules, **options)
+    try:
+        yield server
+    finally:
+        if server.thread.is_alive():
+            server.service.stop()
+
+        server.ended()
 
 
 @contextmanager

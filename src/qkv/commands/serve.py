@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import tyro
 from rich.console import Console
@@ -31,6 +31,11 @@ INTERRUPTED = 130
 FAILED = 1
 MOST_FILES = 65_536
 """Open files to ask the system for: every connection is one, and 1,024 are a common limit."""
+LOGS: dict[str, Any] = {
+    "level": logging.INFO,
+    "format": "%(asctime)s %(message)s",
+    "datefmt": "%H:%M:%S",
+}
 
 Load = Callable[[], tuple[Model, Tokenizer]]
 
@@ -61,18 +66,19 @@ def run(
     """
     options.check()
     keys = read_keys(key, key_file)
-    device_of(machine)
+    device = device_of(machine)
     loads: dict[str, Load] = {}
     for name, path in named_paths(models).items():
         loads[name] = loader(path, machine)
 
     from qkv.serving.serve import ModelServer
 
-    server = ModelServer(options, keys)
+    server = ModelServer(options, keys, on_gpu=device.type == "cuda")
     engine = server.models
     console = Console(stderr=True)
     server.at_once = lambda: end_early(console, engine, signalled=server.force_exit)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
+    server.logs = LOGS
+    logging.basicConfig(**LOGS)
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
 
     # Load the models in the background; the server listens meanwhile.
@@ -99,7 +105,7 @@ def run(
 
 def read_keys(typed: tuple[str, ...], file: Path | None) -> tuple[str, ...]:
     """The keys of the command line, of the environment and of a file."""
-    from qkv.serving.http.auth import Keys
+    from qkv.serving.http.access.auth import Keys
 
     keys = list(typed)
     if os.environ.get(KEY_VARIABLE):

@@ -5,88 +5,39 @@ Two models that compute at the same time are slower than one after the other.
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import logging
-import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, Literal
+from typing import Any
 
-from qkv.models.configs import family
+import torch
+
 from qkv.models.model import Model
 from qkv.serving.engine.engine import Engine
 from qkv.serving.engine.generation_request import (
     GenerationRequest,
+    Mailbox,
     RequestHandle,
     RequestRefused,
     Update,
 )
 from qkv.serving.error_log import as_exception, log_unexpected, stack_of
 from qkv.serving.fair_shares import FairShares
-from qkv.serving.preparation import PreparationPool
+from qkv.serving.job_thread import JobQueue, JobThread, Work
+from qkv.serving.model_entry import KEPT_FINISH_TIMES, MAX_RETRY_SECONDS, ModelEntry
 from qkv.serving.timings import EngineTimings
 from qkv.text.tokenizer import Tokenizer
 
 log = logging.getLogger("qkv.serving")
 Load = Callable[[], tuple[Model, Tokenizer]]
-Work = Callable[[Model, Tokenizer], Any]
-MAX_RETRY_SECONDS = 60
-KEPT_FINISH_TIMES = 16
 IDLE_SECONDS = 0.2
 """The idle thread looks for passed deadlines this often."""
 ENGINE_FAILED = "server: its engine has failed and the server is stopping; see GET /health"
-
-
-class ModelEntry:
-    """A model that is served under a name, from loading to failure."""
-
-    def __init__(self, name: str, queue: int = 256) -> None:
-        self.name = name
-        self.preparation = PreparationPool(name, queue=queue)
-        """Threads for its chat template and tokenizer."""
-        self.state: Literal["loading", "ready", "failed"] = "loading"
-        self.error: str | None = None
-        self.engine: Engine | None = None
-        self.finish_times: list[float] = []
-        """When the last few requests finished."""
-
-    @property
-    def model(self) -> Model | None:
-        return None if self.engine is None else self.engine.model
-
-    @property
-    def tokenizer(self) -> Tokenizer | None:
-        return None if self.engine is None else self.engine.tokenizer
-
-    @property
-    def family(self) -> str | None:
-        """Name of the model's family, once it is loaded."""
-        return None if self.model is None else family(self.model.config)
-
-    def metrics(self) -> dict[str, float]:
-        """Counters and gauges of the engine; empty while the model loads."""
-        return {} if self.engine is None else self.engine.metrics()
-
-    def retry_after(self) -> int:
-        """Seconds until a waiting request has probably started."""
-        if len(self.finish_times) < 2:
-            return 1
-
-        between = (self.finish_times[-1] - self.finish_times[0]) / (len(self.finish_times) - 1)
-        waiting = 1
-        if self.engine is not None:
-            waiting = max(1, self.engine.waiting)
-
-        return min(MAX_RETRY_SECONDS, max(1, math.ceil(between * waiting / 2)))
-
-    def fail(self, error: str) -> None:
-        """Stop serving the model."""
-        self.state = "failed"
-        self.error = error
-        self.engine = None
 
 
 class ModelHost:
@@ -120,6 +71,13 @@ class ModelHost:
         """Why the engine thread ended, if it did before `close`."""
         self.on_failure: Callable[[], None] = lambda: None
         """Called in the engine thread after it has failed."""
+        self.on_change: Callable[[ModelEntry], None] = lambda entry: None
+        """Called in any thread after a model is ready or has failed."""
+        self.uses_cudnn_attention = torch.backends.cuda.cudnn_sdp_enabled()
+        """PyTorch's setting, which is restored at the end."""
+        self.stepping = threading.Lock()
+        """Held during each step."""
+        self.jobs = JobThread(self.finish_job, self.stepping)
         self.thread = threading.Thread(target=self.loop, name="qkv engine", daemon=True)
 
     # Models
@@ -145,12 +103,14 @@ class ModelHost:
             engine = Engine(
                 model, tokenizer, self.emit, cache=self.cache, rows=self.rows, tokens=self.tokens
             )
+            jobs = JobQueue(model, tokenizer)
             engine.runner.warm_up(self.rows)
 
             with self.wake:
                 if self.failure is not None:
                     raise RuntimeError(self.failure)
 
+                entry.jobs = jobs
                 entry.engine = engine
                 entry.state = "ready"
 
@@ -160,27 +120,46 @@ class ModelHost:
             log.warning("%s cannot be served: %s", entry.name, error)
             entry.fail(str(error) or type(error).__name__)
 
+        self.on_change(entry)
+
         # Freeze what is loaded: garbage collections that traverse it would delay the steps
         gc.collect()
         gc.freeze()
 
     # Requests
 
-    def submit(self, name: str, request: GenerationRequest) -> RequestHandle:
-        """Queue a generation request; raises RequestRefused or ValueError if it is not accepted."""
-        self.ready_entry(name)[1].check(request)
-        return self.submit_job(name, request)
+    def submit(
+        self, name: str, request: GenerationRequest, mailbox: Mailbox | None = None
+    ) -> RequestHandle:
+        """Queue a generation request; raises RequestRefused or ValueError if it is not accepted.
 
-    def submit_job(self, name: str, request: GenerationRequest | Work) -> RequestHandle:
-        """Queue a function of the model and its tokenizer, which runs between two steps."""
+        Its updates go to the mailbox, if one is given.
+        """
+        handle = RequestHandle(request, mailbox)
+        self.accept(name, handle)
+        return handle
+
+    def accept(self, name: str, handle: RequestHandle) -> None:
+        """Check and queue the request of a handle."""
+        self.ready_entry(name)[1].check(handle.request)
+        self.enqueue(name, handle)
+
+    def submit_job(self, name: str, work: Work) -> RequestHandle:
+        """Queue a function of the model and its tokenizer, which runs beside the engine."""
+        handle = RequestHandle(work)
+        self.enqueue(name, handle)
+        return handle
+
+    def enqueue(self, name: str, handle: RequestHandle) -> None:
+        """Queue a request or a job; raises RequestRefused if the queue is full."""
         entry, engine = self.ready_entry(name)
-        handle = RequestHandle(request)
         with self.wake:
-            arriving = 0
-            for other, _ in [*self.arrived, *self.entering.copy()]:
-                arriving += other is entry
+            arriving = []
+            for other, request in [*self.arrived, *self.entering.copy()]:
+                if other is entry:
+                    arriving.append(request)
 
-            if engine.waiting + arriving >= self.queue:
+            if entry.waiting_with(arriving) >= self.queue:
                 engine.counts["refused"] += 1
                 raise RequestRefused(
                     429,
@@ -191,11 +170,13 @@ class ModelHost:
             if self.failure is not None:  # in the meantime
                 raise RequestRefused(503, ENGINE_FAILED)
 
-            self.timings.accept(name, handle)
-            self.arrived.append((entry, handle))
-            self.wake.notify()
-
-        return handle
+            if isinstance(handle.request, GenerationRequest):
+                self.timings.accept(name, handle)
+                self.arrived.append((entry, handle))
+                self.wake.notify()
+            else:
+                assert entry.jobs is not None
+                self.jobs.add(entry.jobs, handle, handle.request)
 
     def entry(self, name: str) -> ModelEntry:
         """A model by its name; raises RequestRefused if there is none."""
@@ -228,8 +209,11 @@ class ModelHost:
     # The engine thread
 
     def start(self) -> None:
-        """Start the engine thread."""
+        """Start the engine thread, and the one for jobs."""
+        # cuDNN's attention plans for 80 ms or more whenever a number of prompts or a length is new
+        torch.backends.cuda.enable_cudnn_sdp(False)
         self.thread.start()
+        self.jobs.thread.start()
 
     @property
     def alive(self) -> bool:
@@ -240,6 +224,7 @@ class ModelHost:
         return self.closed or self.thread.ident is None or self.thread.is_alive()
 
     def loop(self) -> None:
+        torch.set_num_threads(self.jobs.threads)  # before the thread of jobs takes fewer
         try:
             while not self.closed:
                 self.step_or_wait()
@@ -248,7 +233,8 @@ class ModelHost:
 
     def step_or_wait(self) -> None:
         try:
-            worked = self.run_step()
+            with self.stepping:
+                worked = self.run_step()
         except Exception as error:  # other requests must not wait for ever
             log_unexpected(error)
             worked = False
@@ -267,10 +253,7 @@ class ModelHost:
             self.arrived = []
             self.entering = deque()
             for entry in self.entries.values():
-                if entry.engine is not None:
-                    handles += entry.engine.handles()
-
-                entry.fail(self.failure)
+                handles += entry.fail(self.failure)
 
         for handle in {handle.id: handle for handle in handles}.values():
             self.emit(handle, RequestRefused(503, ENGINE_FAILED))
@@ -312,10 +295,7 @@ class ModelHost:
                 if entry.engine is None:
                     raise RuntimeError(f"model: {entry.name} has failed")
 
-                if isinstance(handle.request, GenerationRequest):
-                    entry.engine.add_request(handle)
-                else:
-                    entry.engine.jobs.append((handle, handle.request))
+                entry.engine.add_request(handle)
             except BaseException as error:
                 self.emit(handle, as_exception(error))
 
@@ -350,8 +330,9 @@ class ModelHost:
         except BaseException as failure:  # a fault of the engine, not of one request
             error = as_exception(failure)
             log_unexpected(error)
-            entry.fail(str(error) or type(error).__name__)
-            for handle in engine.handles():
+            handles = entry.fail(str(error) or type(error).__name__)
+            self.on_change(entry)
+            for handle in handles:
                 self.emit(handle, RuntimeError(f"model: {entry.name} has failed"))
 
             worked = True
@@ -374,19 +355,14 @@ class ModelHost:
         self.outbox.append((handle, update))
 
     def deliver(self) -> None:
-        """Send all updates of a step, with one call per event loop: waking a loop is expensive."""
+        """Send all updates of a step."""
         outbox = self.outbox
         self.outbox = []
-        by_loop: dict[Any, list[tuple[RequestHandle, Update]]] = {}
-        for handle, update in outbox:
-            by_loop.setdefault(handle.loop, []).append((handle, update))
+        deliver_all(outbox)
 
-        for loop, updates in by_loop.items():
-            if loop is None:
-                put_all(updates)
-            else:
-                with suppress(RuntimeError):  # a closed event loop has no waiting clients
-                    loop.call_soon_threadsafe(put_all, updates)
+    def finish_job(self, handle: RequestHandle, update: Update) -> None:
+        """Send the result of a job; called in the thread of jobs."""
+        deliver_all([(handle, update)])
 
     def close(self, seconds: float = 30) -> None:
         """Stop the engine thread, waiting at most this long for its current step."""
@@ -394,8 +370,27 @@ class ModelHost:
             self.closed = True
             self.wake.notify()
 
+        self.jobs.close()
         if self.thread.is_alive():
             self.thread.join(timeout=seconds)
+
+        torch.backends.cuda.enable_cudnn_sdp(self.uses_cudnn_attention)
+
+
+def deliver_all(updates: Sequence[tuple[RequestHandle, Update]]) -> None:
+    """Send updates to their readers, with one call for each: waking an event loop is expensive."""
+    by_reader: dict[Any, list[tuple[RequestHandle, Update]]] = {}
+    for handle, update in updates:
+        by_reader.setdefault(handle.reader, []).append((handle, update))
+
+    for reader, part in by_reader.items():
+        if reader is None:
+            put_all(part)
+        elif isinstance(reader, asyncio.AbstractEventLoop):
+            with suppress(RuntimeError):  # a closed event loop has no waiting clients
+                reader.call_soon_threadsafe(put_all, part)
+        else:
+            reader.deliver(part)
 
 
 def put_all(updates: list[tuple[RequestHandle, Update]]) -> None:

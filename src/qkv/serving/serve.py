@@ -6,13 +6,15 @@ import socket
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from qkv import artifact
 from qkv.models.model import Model
 from qkv.serving.addresses import host_names, page_address
+from qkv.serving.front_end.engine_service import EngineService
+from qkv.serving.front_end.exit_status import DRAINED_TOO_LONG, EXPECTED, STOPPED_AT_ONCE
 from qkv.serving.http.app import create_app
 from qkv.serving.http.middleware import AccessRules
 from qkv.serving.http.server import Server, bind_socket
@@ -45,6 +47,7 @@ def serve(
     cors: Sequence[str] = (),
     routers: Sequence[APIRouter] = (),
     device: str | None = None,
+    front_ends: int | None = None,
 ) -> None:
     """Serve models over HTTP: OpenAI's API, qkv's own routes and the playground page.
 
@@ -66,6 +69,9 @@ def serve(
         cors: Origins whose pages may use the API, such as https://example.org, or *.
         routers: Further routes, behind the same checks of keys, hosts, origins and bodies.
         device: Device of models given by path; None takes the GPU if there is one.
+        front_ends: Processes that handle HTTP, templates and text beside the engine's; 0 handles
+            them in this process. None is one for every four processors, at most 3, if a model is
+            on a GPU, and else 0.
 
     Returns:
         None, after the server has stopped.
@@ -95,8 +101,9 @@ def serve(
         drain=drain,
         open_to_all=open_to_all,
         cors=tuple(cors),
+        front_ends=front_ends,
     )
-    server = ModelServer(options, keys, routers)
+    server = ModelServer(options, keys, routers, on_gpu=uses_gpu(models, device))
     try:
         add_models(server.models, models, device)
         message = f"qkv: serving {', '.join(models)} at {server.address} (Ctrl-C stops)"
@@ -113,7 +120,12 @@ class ModelServer(Server):
     """A server that listens at an address, and the host of its models, which has none yet."""
 
     def __init__(
-        self, options: ServerOptions, keys: Sequence[str], routers: Sequence[APIRouter] = ()
+        self,
+        options: ServerOptions,
+        keys: Sequence[str],
+        routers: Sequence[APIRouter] = (),
+        *,
+        on_gpu: bool = False,
     ) -> None:
         options.check()
         names = host_names(options.host, has_keys=bool(keys), open_to_all=options.open_to_all)
@@ -124,6 +136,13 @@ class ModelServer(Server):
             cache=int(options.cache * GIB), rows=options.rows, queue=options.queue
         )
         super().__init__(create_app(self.models, rules, routers), options.drain)
+        self.service: EngineService | None = None
+        processes = options.processes(on_gpu=on_gpu)
+        if processes:
+            self.service = EngineService(self.models, self.app, processes)
+
+        self.logs: dict[str, Any] = {}
+        """Arguments of logging.basicConfig for a process of the front end."""
         self.models.on_failure = self.stop
         self.listening = bind_socket(options.host, options.port)
         self.address = page_address(options.host, self.listening.getsockname()[1])
@@ -134,14 +153,59 @@ class ModelServer(Server):
         before = sys.getswitchinterval()
         sys.setswitchinterval(SWITCH_INTERVAL)
         try:
-            super().run(sockets or [self.listening])
+            if self.service is None:
+                super().run(sockets or [self.listening])
+            else:
+                self.run_front_end(self.service)
         finally:
             sys.setswitchinterval(before)
+
+    def run_front_end(self, service: EngineService) -> None:
+        """Run the front ends in processes of their own, until they end."""
+        settings = {
+            "rules": self.app.rules,
+            "drain": self.drain,
+            "queue": self.models.queue,
+            "logs": self.logs,
+        }
+        status = service.run(self.listening, settings)
+        self.force_exit = status == STOPPED_AT_ONCE
+        if status in (STOPPED_AT_ONCE, DRAINED_TOO_LONG) and self.at_once is not None:
+            self.at_once()
+
+        if status not in EXPECTED and self.models.failure is None:
+            self.models.failure = f"a front end's process ended (status {status})"
+
+    def stop(self) -> None:
+        """Stop now, without draining; any thread may call this."""
+        if self.service is None:
+            super().stop()
+        else:
+            self.service.stop()
 
     def close(self) -> None:
         """Close the socket and end the engine."""
         self.listening.close()
         self.models.close(LAST_STEP)
+
+
+def uses_gpu(
+    models: Mapping[str, str | Path | tuple[Model, Tokenizer]], device: str | None
+) -> bool:
+    """Whether any model is, or will be, on a GPU."""
+    for source in models.values():
+        if isinstance(source, tuple):
+            parameters = getattr(source[0], "parameters", list)
+            if any(parameter.is_cuda for parameter in parameters()):
+                return True
+        elif (device or default_device()).startswith("cuda"):
+            return True
+
+    return False
+
+
+def default_device() -> str:
+    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def add_models(
@@ -165,7 +229,7 @@ def load_pair(path: str | Path, device: str | None) -> tuple[Model, Tokenizer]:
     """A model and its tokenizer from a path; on a GPU, a GPT is in bfloat16."""
     model, tokenizer = artifact.load(path)
     tokenizer = tokenizer or artifact.tokenizer_of(path)
-    target = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    target = torch.device(device or default_device())
     dtype = torch.float32
     if target.type == "cuda" and model.predicts == "next":
         dtype = torch.bfloat16

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -9,6 +11,9 @@ import tyro
 
 from qkv.serving.addresses import check_origins
 
+MAX_FRONT_ENDS = 64
+DEFAULT_FRONT_ENDS = 3
+"""On a GPU, if there are processors for them."""
 BOUNDS = {
     "cache": (0.001, 4096),
     "rows": (1, 4096),
@@ -42,6 +47,10 @@ class ServerOptions:
     cors: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
     """An origin whose pages may call the API, such as https://example.org; may be repeated."""
 
+    front_ends: int | None = None
+    """Processes that handle HTTP, templates and text beside the engine's; 0 handles them in the
+    engine's own. By default one for every four processors on a GPU, at most 3, and 0 on a CPU."""
+
     def check(self) -> None:
         """Raise ValueError if a number is out of range, or an origin is none."""
         for name, (least, most) in BOUNDS.items():
@@ -50,3 +59,18 @@ class ServerOptions:
                 raise ValueError(f"{name}: expected {least:,} to {most:,}, not {value:,}")
 
         check_origins(self.cors)
+        if self.front_ends is None:
+            return
+        if not 0 <= self.front_ends <= MAX_FRONT_ENDS:
+            raise ValueError(f"front_ends: expected 0 to {MAX_FRONT_ENDS}, not {self.front_ends:,}")
+        if self.front_ends and sys.platform == "win32":
+            raise ValueError("front_ends: Windows passes no sockets on; expected 0")
+
+    def processes(self, *, on_gpu: bool) -> int:
+        """Number of front ends in processes of their own."""
+        if self.front_ends is not None:
+            return self.front_ends
+        if not on_gpu or sys.platform == "win32":
+            return 0
+
+        return min(DEFAULT_FRONT_ENDS, max(1, (os.cpu_count() or 1) // 4))

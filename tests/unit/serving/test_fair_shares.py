@@ -15,7 +15,8 @@ from qkv.serving.engine.engine import Engine
 from qkv.serving.engine.generation_request import GenerationRequest, RequestHandle
 from qkv.serving.engine.prefill_budget import PrefillBudget
 from qkv.serving.fair_shares import FairShares
-from qkv.serving.model_host import ModelEntry, ModelHost
+from qkv.serving.model_entry import ModelEntry
+from qkv.serving.model_host import ModelHost
 from support.engines import WORDS, Steps
 from support.families import gpt
 
@@ -219,7 +220,7 @@ def test_tokens_of_a_step_that_ran_ahead_do_not_wait_for_another_model(
     clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     beside = Beside(clock, monkeypatch, ahead=True, stream=True)
-    assert beside.a.pending is not None
+    assert beside.a.pending
     beside.run_until(lambda: beside.a.counts["said_tokens"] == 3)
 
 
@@ -326,14 +327,14 @@ def test_a_short_step_is_measured_to_its_end_and_does_not_run_ahead(
     monkeypatch.setattr(engine, "run", launched)
     steps.request([1, 2, 3], max_tokens=20)
     steps.step(3)
-    assert engine.pending is not None
+    assert engine.pending
     assert (engine.prefill_budget.tokens, engine.prefill_budget.fixed_cost) == (64, 0.0)
     before = clock.now
     engine.step(short=True)  # waits for the step before, and for its own end
-    assert engine.pending is None
+    assert not engine.pending
     assert clock.now == pytest.approx(before + 0.6)
     assert engine.prefill_budget.fixed_cost == pytest.approx(0.3)
     steps.request([index % 13 for index in range(300)], max_tokens=2)
     engine.step(short=True)
-    assert engine.pending is None
+    assert not engine.pending
     assert engine.prefill_budget.tokens > 64

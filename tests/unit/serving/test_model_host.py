@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -13,9 +15,11 @@ from qkv.generation import generate, row_seeds
 from qkv.generation.sampling_params import SamplingParams
 from qkv.models import GPT
 from qkv.serving.engine.generation_request import GenerationRequest, RequestHandle, RequestRefused
+from qkv.serving.model_entry import ModelEntry
 from qkv.serving.model_host import ModelHost
 from support.engines import WORDS
 from support.families import bert, gpt, transformer
+from support.holding import HeldEngine, HeldJob
 from support.waiting import PATIENCE, until
 
 Start = Callable[..., ModelHost]
@@ -121,23 +125,41 @@ def test_200_aborted_requests_leave_nothing_behind(start: Start) -> None:
     assert ids_of(stays) == generate(model, [[1, 2, 3]], length=40, seed=row_seeds(1, 1))[0]
 
 
+def test_attention_that_plans_for_each_shape_is_off_while_a_host_runs() -> None:
+    before = torch.backends.cuda.cudnn_sdp_enabled()
+    host = ModelHost(cache=1 << 22)
+    host.start()
+    assert not torch.backends.cuda.cudnn_sdp_enabled()
+    host.close()
+    assert torch.backends.cuda.cudnn_sdp_enabled() == before
+
+
 def test_a_full_queue_refuses_at_once(start: Start) -> None:
     host = start({"rows": 2, "queue": 3}, gpt=gpt(context=256))
-    engine = host.entries["gpt"].engine
-    assert engine is not None
-    held = threading.Event()
-    blocked = host.submit_job("gpt", lambda model, tokenizer: held.wait(PATIENCE))
-    until(lambda: not engine.jobs and not host.arrived)
+    held = HeldEngine(host)
     handles = [host.submit("gpt", GenerationRequest(prompt=[1], max_tokens=5)) for _ in range(3)]
     with pytest.raises(RequestRefused, match="server: 3 requests already wait") as refused:
         host.submit("gpt", GenerationRequest(prompt=[1], max_tokens=5))
     assert refused.value.status == 429
     assert refused.value.retry_after is not None
     assert 1 <= refused.value.retry_after <= 60
-    held.set()
-    assert blocked.wait()
+    held.free.set()
     assert [len(ids_of(handle)) for handle in handles] == [5, 5, 5]
     assert len(ids_of(host.submit("gpt", GenerationRequest(prompt=[1], max_tokens=5)))) == 5
+
+
+def test_a_request_on_its_way_into_the_queue_counts_once() -> None:
+    """While it is added to the engine's queue, the same request is there and still arriving."""
+    entry = ModelEntry("gpt")
+    queued, arriving = (
+        RequestHandle(GenerationRequest(prompt=[1], max_tokens=1)) for _ in range(2)
+    )
+    engine: Any = SimpleNamespace(waiting_requests=[queued])
+    jobs: Any = SimpleNamespace(waiting=[])
+    entry.engine = engine
+    entry.jobs = jobs
+    assert entry.waiting_with([queued, arriving]) == 2
+    assert entry.waiting_with([]) == entry.waiting == 1
 
 
 def test_several_models_by_name(start: Start) -> None:
@@ -222,24 +244,26 @@ def test_a_broken_engine_fails_all_its_requests_and_no_other_model(
     host = start({"rows": 1}, gpt=gpt(), other=gpt(context=256))
     engine = host.entries["gpt"].engine
     assert engine is not None
-    held, handles = threading.Event(), []
+    held, job, handles = HeldEngine(host), HeldJob(), []
 
     def broken(max_prefill_tokens: int | None = None) -> None:
         handles.append(host.submit("gpt", GenerationRequest(prompt=[1], max_tokens=9)))
         raise RuntimeError("the device is gone")
 
-    blocked = host.submit_job("gpt", lambda model, tokenizer: held.wait(PATIENCE))
+    running = host.submit_job("gpt", job)
+    assert job.reached.wait(PATIENCE)
     handles += [host.submit("gpt", GenerationRequest(prompt=[1], max_tokens=9)) for _ in range(3)]
     handles += [host.submit_job("gpt", lambda model, tokenizer: 1) for _ in range(2)]
     monkeypatch.setattr(engine.scheduler, "schedule", broken)
-    held.set()
-    assert blocked.wait()
+    held.free.set()
     until(lambda: len(handles) == 6)
     for handle in handles:
         with pytest.raises(RuntimeError, match="gpt has failed"):
             ids_of(handle)
     assert host.entries["gpt"].state == "failed"
     assert host.entries["gpt"].error == "the device is gone"
+    job.free.set()
+    assert running.wait() is None
     with pytest.raises(RequestRefused, match="gpt has failed"):
         host.submit("gpt", GenerationRequest(prompt=[1], max_tokens=9))
     assert len(ids_of(host.submit("other", GenerationRequest(prompt=[1], max_tokens=9)))) == 9

@@ -19,6 +19,7 @@ from qkv.text import Tokenizer
 from qkv.text.rust_panics import TokenizerPanic
 from support.engines import Steps
 from support.families import gpt
+from support.holding import HeldEngine, HeldJob
 from support.small_server import hosting, running
 from support.waiting import PATIENCE, until
 from unit.serving.test_model_host import ids_of
@@ -132,22 +133,11 @@ class Killed(BaseException):
     """An error that the engine does not expect."""
 
 
-class Hold:
-    """A job that blocks the engine's thread until it is released."""
-
-    def __init__(self) -> None:
-        self.reached, self.free = threading.Event(), threading.Event()
-
-    def work(self, model: Any, tokenizer: Tokenizer) -> None:
-        self.reached.set()
-        assert self.free.wait(PATIENCE)
-
-
 def test_a_dead_engine_answers_all_requests_and_fails_its_health(
     host: ModelHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Running and waiting requests, jobs, and requests that come later."""
-    ended, first, second = threading.Event(), Hold(), Hold()
+    ended, job = threading.Event(), HeldJob()
     host.on_failure = ended.set
 
     def killed() -> bool:
@@ -158,23 +148,22 @@ def test_a_dead_engine_answers_all_requests_and_fails_its_health(
             "ready",
             None,
         )
-        blocked = host.submit_job("decodes", first.work)
-        assert first.reached.wait(PATIENCE)
+        held = HeldEngine(host)
+        blocked = host.submit_job("decodes", job)
+        assert job.reached.wait(PATIENCE)
         runs = host.submit(
             "decodes",
             GenerationRequest(prompt=[1], max_tokens=15, sampling=SamplingParams(forbidden=(X,))),
         )
-        before_its_step = host.submit_job("decodes", second.work)
-        first.free.set()
-        assert second.reached.wait(PATIENCE)
         monkeypatch.setattr(host, "run_step", killed)
         waits = [
             host.submit("decodes", GenerationRequest(prompt=[1], max_tokens=9)),
-            host.submit_job("encodes", second.work),
+            host.submit_job("encodes", job),
         ]
-        second.free.set()
-        assert [blocked.wait(), before_its_step.wait()] == [None, None]
+        held.free.set()
         assert ended.wait(PATIENCE)
+        job.free.set()
+        assert blocked.wait() is None
         for handle in (runs, *waits):
             with pytest.raises(RequestRefused, match="its engine has failed") as refused:
                 list(handle)

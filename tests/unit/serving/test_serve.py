@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
 import subprocess
 import sys
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -14,6 +17,7 @@ import pytest
 
 from qkv.serving.addresses import host_names, page_address
 from qkv.serving.serve import serve
+from qkv.serving.server_options import ServerOptions
 from support.engines import WORDS
 from support.families import gpt
 from support.waiting import PATIENCE, until
@@ -28,7 +32,13 @@ from qkv.text import train
 tokenizer = train("words", ["the cat sat on the mat"] * 3, 20)
 torch.manual_seed(0)
 model = GPT(GPTConfig(vocabulary=tokenizer.vocabulary, context=32, width=16, depth=1, heads=2))
-qkv.serving.serve({"tiny": (model, tokenizer)}, port=int(sys.argv[1]), cache=0.001, rows=4)
+qkv.serving.serve(
+    {"tiny": (model, tokenizer)},
+    port=int(sys.argv[1]),
+    cache=0.001,
+    rows=4,
+    front_ends=int(sys.argv[2]),
+)
 """
 
 
@@ -46,16 +56,21 @@ def healthy(child: subprocess.Popen[str], url: str) -> bool:
         return False
 
 
-def test_serve_answers_until_it_is_interrupted() -> None:
-    """The function returns after SIGINT, and the process ends normally."""
-    port = free_port()
-    url = f"http://127.0.0.1:{port}"
-    child = subprocess.Popen(
-        [sys.executable, "-c", CHILD, str(port)],
+def started(port: int, front_ends: int) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", CHILD, str(port), str(front_ends)],
         env=os.environ,
         stderr=subprocess.PIPE,
         text=True,
     )
+
+
+@pytest.mark.parametrize("front_ends", [0, 1])
+def test_serve_answers_until_it_is_interrupted(front_ends: int) -> None:
+    """The function returns after SIGINT, and the process ends normally."""
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    child = started(port, front_ends)
     try:
         until(lambda: healthy(child, url))
         models = httpx.get(f"{url}/v1/models", timeout=PATIENCE).json()["data"]
@@ -72,6 +87,45 @@ def test_serve_answers_until_it_is_interrupted() -> None:
     assert f"serving tiny at {url}" in errors
 
 
+def children_of(process: int) -> list[int]:
+    listed = Path(f"/proc/{process}/task/{process}/children")
+    return list(map(int, listed.read_text().split()))
+
+
+def has_ended(process: int) -> bool:
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="the system has no /proc")
+@pytest.mark.parametrize("killed", ["engine", "front end"])
+def test_a_process_that_is_killed_leaves_no_other_and_no_client_waits(killed: str) -> None:
+    port = free_port()
+    child = started(port, 1)
+    try:
+        until(lambda: healthy(child, f"http://127.0.0.1:{port}"))
+        (front_end,) = children_of(child.pid)
+        body = json.dumps({"model": "tiny", "prompt": "the cat", "max_tokens": 3}).encode()
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}"
+        head += "\r\nContent-Type: application/json\r\n\r\n"
+        with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE) as line:
+            line.sendall(head.encode() + body)
+            assert line.recv(12) == b"HTTP/1.1 200"
+            os.kill(child.pid if killed == "engine" else front_end, signal.SIGKILL)
+            with suppress(ConnectionResetError):
+                while line.recv(65536):  # until the connection is closed
+                    pass
+        _, errors = child.communicate(timeout=PATIENCE)
+        until(lambda: has_ended(front_end))
+    finally:
+        child.kill()
+    assert child.returncode == (-signal.SIGKILL if killed == "engine" else 1)
+    if killed == "front end":
+        assert "server: a front end's process ended (status -9)" in errors
+
+
 @pytest.mark.parametrize(
     ("arguments", "field", "keyword"),
     [
@@ -82,12 +136,21 @@ def test_serve_answers_until_it_is_interrupted() -> None:
         ({"cors": ("example.org",)}, "cors", "origin"),
         ({"keys": ("short",)}, "key", "8 characters"),
         ({"cache": 0.0, "port": 0}, "cache", "0.001"),
+        ({"front_ends": 65, "port": 0}, "front_ends", "0 to 64"),
     ],
 )
 def test_invalid_arguments(arguments: dict[str, Any], field: str, keyword: str) -> None:
     models = {"gpt": (gpt(), WORDS)}
     with pytest.raises(ValueError, match=f"{field}: .*{keyword}"):
         serve(**{"models": models, **arguments})
+
+
+def test_front_ends_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    for processors, expected in {1: 1, 4: 1, 8: 2, 64: 3}.items():
+        monkeypatch.setattr("os.cpu_count", lambda processors=processors: processors)
+        assert ServerOptions().processes(on_gpu=True) == expected
+    assert ServerOptions().processes(on_gpu=False) == 0
+    assert ServerOptions(front_ends=5).processes(on_gpu=False) == 5
 
 
 def test_a_local_server_answers_to_its_own_names() -> None:

@@ -32,7 +32,10 @@ class Admission:
         """One sequence per sample; for a beam search, the one that it starts from."""
         request: GenerationRequest = handle.request
         samples = 1 if request.beams > 1 else request.samples
-        seeds = row_seeds(request.seed, request.samples)
+        seeds = [0] * samples
+        if request.sampling.temperature:
+            seeds = row_seeds(request.seed, request.samples)
+
         sequences: list[ServingSequence] = []
         for sample in range(samples):
             token_ids = list(request.prompt)

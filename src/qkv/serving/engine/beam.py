@@ -9,7 +9,7 @@ from torch import Tensor
 from qkv.generation.search.beams import SearchRule, SentenceBeams
 from qkv.generation.stop import Reason
 from qkv.serving.engine.generation_request import OutputChunk, TokenLogprob
-from qkv.serving.engine.runner import Runner
+from qkv.serving.engine.runners.runner import Runner
 from qkv.serving.engine.scheduler import Scheduler
 from qkv.serving.engine.sequence import ServingSequence
 from qkv.text.tokenizer import Tokenizer

@@ -22,6 +22,14 @@ class CachedBlock(NamedTuple):
     token_ids: tuple[int, ...]
 
 
+class KnownPrefix(NamedTuple):
+    """The first blocks of a sequence that are registered themselves, and the last one's version."""
+
+    blocks: int
+    parent: int | str
+    """The prefix key, if there is none."""
+
+
 class OutOfBlocks(Exception):
     """Every block is in use."""
 
@@ -103,23 +111,31 @@ class BlockAllocator:
         return blocks
 
     def cache_prefix(
-        self, prefix_key: str, token_ids: Sequence[int], blocks: Sequence[int]
-    ) -> None:
-        """Register the full blocks of a sequence; content that is cached already is not moved."""
-        parent: int | str = prefix_key
-        starts = range(0, len(token_ids) - BLOCK_SIZE + 1, BLOCK_SIZE)
+        self, token_ids: Sequence[int], blocks: Sequence[int], known: KnownPrefix
+    ) -> KnownPrefix:
+        """Register the full blocks of a sequence; content that is cached already is not moved.
 
-        for block, start in zip(blocks, starts, strict=False):
+        `known` is what an earlier call returned for the sequence, which holds the blocks since.
+        """
+        parent = known.parent
+        for number in range(known.blocks, min(len(blocks), len(token_ids) // BLOCK_SIZE)):
+            block = blocks[number]
+            start = number * BLOCK_SIZE
             content = CachedBlock(parent, tuple(token_ids[start : start + BLOCK_SIZE]))
-            if content not in self.cached and block not in self.contents:
+            cached = self.cached.get(content)
+            if cached is None and block in self.contents:
+                break  # the block is registered with another parent
+
+            if cached is None:
                 self.version += 1
-                self.cached[content] = block
+                self.cached[content] = cached = block
                 self.contents[block] = (content, self.version)
 
-            if content not in self.cached:
-                return  # the block is registered with another parent
+            _, parent = self.contents[cached]
+            if cached == block and known.blocks == number:
+                known = KnownPrefix(number + 1, parent)
 
-            _, parent = self.contents[self.cached[content]]
+        return known
 
 
 def blocks_for(positions: int) -> int:

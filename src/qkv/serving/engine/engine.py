@@ -8,13 +8,11 @@ finished sequence is discarded.
 from __future__ import annotations
 
 import time
-from collections import deque
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from qkv.models.model import Model
@@ -23,18 +21,24 @@ from qkv.serving.engine.beam import BeamSearch
 from qkv.serving.engine.block_allocator import BlockAllocator
 from qkv.serving.engine.generation_request import (
     GenerationRequest,
-    JobResult,
     RequestHandle,
     RequestRefused,
 )
 from qkv.serving.engine.output_processor import Emit, OutputProcessor
 from qkv.serving.engine.prefill_budget import PrefillBudget
 from qkv.serving.engine.prompt_logprobs import PromptOnly, score_prompts
-from qkv.serving.engine.runner import PagedRunner, Runner
-from qkv.serving.engine.sampler import LaunchedStep, launch_copy, sample_isolated, to_device
+from qkv.serving.engine.runners.runner import PagedRunner, Runner
+from qkv.serving.engine.runners.stateful_runner import StatefulRunner
+from qkv.serving.engine.sampler import (
+    LaunchedStep,
+    Logprobs,
+    launch_copy,
+    sample_isolated,
+    to_device,
+)
 from qkv.serving.engine.scheduler import ScheduledStep, Scheduler
 from qkv.serving.engine.sequence import ServingSequence, Strategy
-from qkv.serving.engine.stateful_runner import StatefulRunner
+from qkv.serving.engine.sequence_table import SequenceTable
 from qkv.serving.error_log import as_exception
 from qkv.text.tokenizer import Tokenizer
 
@@ -45,7 +49,7 @@ PREFILL_TOKENS = {"cpu": 512, "cuda": 8192}
 
 
 class Engine:
-    """Serves the requests and jobs of one model; a single thread calls `step`."""
+    """Serves the requests of one model; a single thread calls `step`."""
 
     def __init__(
         self,
@@ -57,7 +61,7 @@ class Engine:
         rows: int = 64,
         tokens: int | None = None,
     ) -> None:
-        """Create an engine; a model that generates nothing only runs jobs.
+        """Create an engine; a model that generates nothing has jobs only.
 
         Args:
             model: The model, in evaluation mode.
@@ -70,22 +74,24 @@ class Engine:
         self.model = model
         self.tokenizer = tokenizer
         self.emit = emit
-        self.jobs: deque[tuple[RequestHandle, Callable[[Model, Tokenizer], Any]]] = deque()
         self.counts = dict.fromkeys(COUNTERS, 0)
-        self.pending: LaunchedStep | None = None
+        self.pending: list[LaunchedStep] = []
+        """Steps whose tokens are not read yet."""
 
         # Runner: paged unless the model has a state of its own
         self.generates = model.predicts in ("next", "target")
         paged = self.generates and model.uses_kv_cache
-        self.runner = Runner(model)
+        table = SequenceTable(rows)
+        self.runner = Runner(model, table)
         if paged:
-            self.runner = PagedRunner(model, cache, rows)
+            self.runner = PagedRunner(model, table, cache, rows)
         elif self.generates:
-            self.runner = StatefulRunner(model, cache)
+            self.runner = StatefulRunner(model, table, cache)
 
         # Scheduler and admission
         self.scheduler = Scheduler(
             BlockAllocator(range(1, self.runner.blocks), reversed(range(rows))),
+            table,
             rows,
             tokens or PREFILL_TOKENS.get(self.runner.device.type, 512),
             self.postprocess,
@@ -94,7 +100,7 @@ class Engine:
             state_blocks=self.runner.state_blocks,
         )
         self.admission = Admission(model, tokenizer, self.scheduler, self.runner.depth)
-        self.output = OutputProcessor(self.scheduler, emit, self.counts)
+        self.output = OutputProcessor(self.scheduler, table, emit, self.counts)
         self.prefill_budget = PrefillBudget(self.scheduler.max_prefill_tokens)
         self.runs_ahead = paged and self.runner.device.type == "cuda"
 
@@ -125,26 +131,30 @@ class Engine:
         self.scheduler.waiting += sequences
 
     @property
-    def waiting(self) -> int:
-        """Number of requests and jobs that have not started."""
+    def waiting_requests(self) -> list[RequestHandle]:
+        """The requests that have not started."""
         # A copy: other threads read this while the queue changes.
         sequences = list(self.scheduler.waiting)
-        return len(self.jobs) + sum(sequence.first_sample is None for sequence in sequences)
+        return [sequence.handle for sequence in sequences if sequence.first_sample is None]
+
+    @property
+    def waiting(self) -> int:
+        """Number of requests that have not started."""
+        return len(self.waiting_requests)
 
     @property
     def busy(self) -> bool:
         """Whether there is any work."""
-        return bool(self.jobs or self.scheduler.running or self.scheduler.waiting or self.pending)
+        return bool(self.scheduler.running or self.scheduler.waiting or self.pending)
 
     # A step
 
     def step(self, *, short: bool = False) -> bool:
-        """Run one job and one step of the batch; returns whether there was any work.
+        """Run one step of the batch; returns whether there was any work.
 
         A `short` step is for a thread that other models wait for: it reads fewer prompt tokens and
         does not run ahead, so that its time is all that it costs.
         """
-        worked = self.run_job()
         self.end_aborted_and_late()
         if short:
             self.postprocess()
@@ -153,11 +163,16 @@ class Engine:
         began = time.monotonic()
         batch = self.scheduler.schedule(self.prefill_budget.tokens if short else None)
         if not batch:
-            return self.postprocess() or worked
+            return self.postprocess()
 
         # Run
         self.counts["steps"] += 1
-        launched = self.run_isolated(batch)
+        launched: list[LaunchedStep] = []
+        first, *rest = self.parts(batch)
+        launched += self.run_isolated(first)
+        for part in rest:
+            # A failure of the first part may have ended sequences of this one
+            launched += self.run_isolated(part if launched else part.unfinished())
 
         # Postprocess the step before, while this one runs; this one too, if nothing runs ahead
         self.postprocess()
@@ -168,40 +183,40 @@ class Engine:
 
         return True
 
-    def run_job(self) -> bool:
-        """Run the next job; returns whether there was one."""
-        if not self.jobs:
-            return False
+    def parts(self, batch: ScheduledStep) -> list[ScheduledStep]:
+        """The step, or its prompts and its decoding by themselves, if a CUDA graph decodes."""
+        if not batch.prefill or not self.runner.decodes_alone(batch):
+            return [batch]
 
-        handle, work = self.jobs.popleft()
-        if handle.aborted:
-            return True
+        return [
+            ScheduledStep([], batch.prefill),
+            ScheduledStep(batch.decode, [], batch.slots),
+        ]
 
-        self.postprocess()
+    def run_isolated(self, batch: ScheduledStep) -> list[LaunchedStep]:
+        """Run a step; if it fails, run its requests one by one: only the faulty ones fail.
 
-        try:
-            self.emit(handle, JobResult(work(self.model, self.tokenizer)))
-        except BaseException as error:
-            self.emit(handle, as_exception(error))
-
-        return True
-
-    def run_isolated(self, batch: ScheduledStep) -> LaunchedStep | None:
-        """Run a step; if it fails, run its requests one by one: only the faulty ones fail."""
-        sequences = batch.sequences
-        before = [(sequence.computed, sequence.model_state) for sequence in sequences]
+        Returns the step that was started, unless its tokens have been read already.
+        """
+        table = self.runner.table
+        computed = table.computed.copy()
+        states: dict[ServingSequence, Any] = {}
+        if self.runner.has_states:
+            states = {sequence: sequence.model_state for sequence in batch.sequences}
 
         try:
-            return self.run(batch)
+            return [self.run(batch)] if batch else []
         except BaseException as failure:
             error = as_exception(failure)
+            sequences = batch.sequences
             if len({sequence.handle for sequence in sequences}) == 1:
                 self.output.fail(sequences[0], error)
-                return None
+                return []
 
         # Undo the failed attempt
-        for sequence, state in zip(sequences, before, strict=True):
-            sequence.computed, sequence.model_state = state
+        table.computed[:] = computed
+        for sequence, state in states.items():
+            sequence.model_state = state
 
         self.postprocess()
 
@@ -209,20 +224,27 @@ class Engine:
             self.pending = self.run_isolated(part)
             self.postprocess()
 
-        return None
+        return []
 
     @torch.inference_mode()
     def run(self, batch: ScheduledStep) -> LaunchedStep:
         """Launch a forward pass and sample the next tokens, without waiting for the device."""
-        # Greedy decoding: one CUDA graph samples and stores the tokens
-        token_ids = self.runner.decode_greedy(batch)
-        if token_ids is not None:
-            for sequence in batch.decode:
-                sequence.computed += 1
-                sequence.generated += 1
+        table = self.runner.table
+        if batch.prefill or not self.runner.samples_decode(batch):
+            sequences, token_ids, logprobs = self.run_and_sample(batch)
+            slots = np.array([sequence.slot for sequence in sequences], dtype=np.int64)
+            return launch_copy(sequences, slots, table.owner[slots], token_ids, logprobs)
 
-            return launch_copy(batch.decode, token_ids, {})
+        # One CUDA graph samples and stores the tokens
+        token_ids = self.runner.decode(batch)
+        table.advance(batch.slots)
 
+        return launch_copy(batch.decode, batch.slots, table.owner[batch.slots], token_ids, {})
+
+    def run_and_sample(
+        self, batch: ScheduledStep
+    ) -> tuple[list[ServingSequence], Int[Tensor, "M"], Logprobs]:
+        """The sequences that got a token, the tokens, and the logprobs that were requested."""
         # Forward pass
         sequences = batch.decode + batch.completed_prefill
         logits = self.forward(batch)
@@ -240,7 +262,7 @@ class Engine:
 
             sequence.count_token()
 
-        return launch_copy(sequences, token_ids, logprobs)
+        return sequences, token_ids, logprobs
 
     def forward(self, batch: ScheduledStep) -> Float[Tensor, "M V"]:
         """Logits of the next token of each sequence whose known tokens are all read."""
@@ -298,13 +320,12 @@ class Engine:
 
     def postprocess(self) -> bool:
         """Read the tokens of the last step, and emit chunks; returns whether there was a step."""
-        launched = self.pending
-        self.pending = None
-        if launched is None:
-            return False
+        pending = self.pending
+        self.pending = []
+        for launched in pending:
+            self.output.process(launched)
 
-        self.output.process(launched)
-        return True
+        return bool(pending)
 
     # Aborts and deadlines
 
@@ -320,17 +341,13 @@ class Engine:
     def end_aborted_and_late(self) -> None:
         """Drop requests whose client is gone, and end those whose deadline has passed."""
         sequences = self.sequences()
-        for handle in dict.fromkeys(sequence.handle for sequence in sequences):
-            if handle.aborted:
-                self.counts["cancelled"] += 1
-                self.output.drop(handle)
+        aborted = [sequence.handle for sequence in sequences if sequence.handle.aborted]
+        for handle in dict.fromkeys(aborted):
+            self.counts["cancelled"] += 1
+            self.output.drop(handle)
 
         now = time.monotonic()
-        late: list[ServingSequence] = []
-        for sequence in sequences:
-            if (sequence.request.deadline or now) < now and not sequence.finished:
-                late.append(sequence)
-
+        late = [sequence for sequence in sequences if sequence.deadline < now]
         if late:
             self.postprocess()
 
@@ -343,10 +360,8 @@ class Engine:
         return self.scheduler.sequences()
 
     def handles(self) -> list[RequestHandle]:
-        """All requests and jobs that are not answered yet."""
-        handles = [sequence.handle for sequence in self.sequences()]
-        handles += [handle for handle, _ in self.jobs]
-        return list(dict.fromkeys(handles))
+        """All requests that are not answered yet."""
+        return list(dict.fromkeys(sequence.handle for sequence in self.sequences()))
 
     def metrics(self) -> dict[str, float]:
         """Counters and gauges by the names that Prometheus sees."""

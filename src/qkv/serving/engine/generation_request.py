@@ -6,8 +6,9 @@ import asyncio
 import itertools
 import queue
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 from qkv.generation.sampling_params import SamplingParams
 from qkv.generation.stop import Reason
@@ -94,6 +95,8 @@ class GenerationRequest:
     """Send chunks as tokens are generated; otherwise every sample is one chunk."""
     deadline: float | None = None
     """By time.monotonic(); generation stops there."""
+    detokenize: bool = True
+    """Whether chunks have text; without, stop strings and logprobs, the caller writes it."""
     prompt_name: str = "prompt"
     """What errors call the prompt."""
 
@@ -111,34 +114,92 @@ class RequestRefused(Exception):
         self.status = status
         self.retry_after = retry_after
 
+    def __reduce__(self) -> tuple[type[RequestRefused], tuple[Any, ...]]:
+        return RequestRefused, (self.status, str(self), self.retry_after)
+
+
+@runtime_checkable
+class Outlet(Protocol):
+    """Takes the updates of many requests at once."""
+
+    def deliver(self, updates: list[tuple[RequestHandle, Update]]) -> None:
+        """Take the updates of a step; called in the engine's thread."""
+
 
 handle_ids = itertools.count(1)
+
+
+class Mailbox:
+    """Updates of the requests of one response, for one reader in an event loop."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.updates: list[tuple[RequestHandle, Update]] = []
+        self.waiter: asyncio.Future[None] | None = None
+        self.closed = False
+
+    def put(self, handle: RequestHandle, update: Update) -> None:
+        """Deliver an update; called in the event loop."""
+        self.updates.append((handle, update))
+        self.wake()
+
+    def close(self) -> None:
+        """The reader waits for no further update."""
+        self.closed = True
+        self.wake()
+
+    def wake(self) -> None:
+        if self.waiter is not None and not self.waiter.done():
+            self.waiter.set_result(None)
+
+    async def take(self) -> list[tuple[RequestHandle, Update]]:
+        """All updates that have arrived; waits for one unless the mailbox is closed."""
+        if not self.updates and not self.closed:
+            self.waiter = self.loop.create_future()
+            await self.waiter
+
+        updates = self.updates
+        self.updates = []
+        for handle, _ in updates:
+            handle.unread = 0
+
+        return updates
 
 
 class RequestHandle:
     """The client's side of a request or a job.
 
     Iterate over the chunks of a request: with `async for` where the handle was created inside an
-    event loop, with `for` otherwise. A job has one result: `await handle.result()` or
-    `handle.wait()`.
+    event loop, with `for` otherwise. Requests of one response may share a mailbox, which is then
+    read instead. A job has one result: `await handle.result()` or `handle.wait()`.
     """
 
-    def __init__(self, request: GenerationRequest | Callable[..., Any]) -> None:
+    def __init__(
+        self,
+        request: GenerationRequest | Callable[..., Any],
+        mailbox: Mailbox | None = None,
+        outlet: Outlet | None = None,
+    ) -> None:
+        """Create the handle of a request or job.
+
+        Args:
+            request: The request, or the function of a job.
+            mailbox: Where its updates go; None is a new one, if an event loop runs.
+            outlet: Takes its updates instead of any mailbox.
+        """
         self.request: Any = request
         self.id = next(handle_ids)
         self.aborted = False
         """The client is gone: the engine drops the request before its next step."""
 
-        self.loop: asyncio.AbstractEventLoop | None
-        self.updates: Any
-        """A queue of Update: of the event loop where there is one, else of threads."""
-        try:
-            self.loop = asyncio.get_running_loop()
-            self.updates = asyncio.Queue()
-        except RuntimeError:
-            self.loop = None
-            self.updates = queue.SimpleQueue()
+        self.outlet = outlet
+        self.mailbox = mailbox
+        if mailbox is None and outlet is None:
+            with suppress(RuntimeError):  # no event loop runs in this thread
+                self.mailbox = Mailbox()
 
+        self.updates: queue.SimpleQueue[Update] = queue.SimpleQueue()
+        """Updates for a thread that waits, if there is no event loop."""
         self.unfinished = 1
         """Samples that have not ended."""
         if isinstance(request, GenerationRequest):
@@ -149,9 +210,14 @@ class RequestHandle:
         self.unread = 0
         """Chunks that the client has not read yet."""
 
+    @property
+    def reader(self) -> asyncio.AbstractEventLoop | Outlet | None:
+        """Who takes the updates: an event loop, an outlet, or a thread that waits."""
+        return self.outlet if self.mailbox is None else self.mailbox.loop
+
     def accepts_chunk(self, samples: int) -> bool:
         """Back-pressure: False while the client has unread chunks; the next one is then longer."""
-        return self.loop is None or self.unread < samples
+        return self.mailbox is None or self.unread < samples
 
     def abort(self) -> None:
         """Abort the request: the engine drops it before its next step."""
@@ -159,7 +225,10 @@ class RequestHandle:
 
     def put(self, update: Update) -> None:
         """Deliver an update; called in the handle's event loop, if it has one."""
-        self.updates.put_nowait(update)
+        if self.mailbox is None:
+            self.updates.put(update)
+        else:
+            self.mailbox.put(self, update)
 
     def received(self, update: Any) -> Any:
         """Count a finished sample; raises an update that is an error."""
@@ -173,10 +242,10 @@ class RequestHandle:
         return update
 
     async def __aiter__(self) -> AsyncIterator[OutputChunk]:
+        assert self.mailbox is not None
         while self.unfinished > 0:
-            update = await self.updates.get()
-            self.unread = self.updates.qsize()
-            yield self.received(update)
+            for _, update in await self.mailbox.take():
+                yield self.received(update)
 
     def __iter__(self) -> Iterator[OutputChunk]:
         while self.unfinished > 0:
@@ -184,7 +253,9 @@ class RequestHandle:
 
     async def result(self) -> Any:
         """The result of a job, awaited in the event loop."""
-        return self.received(await self.updates.get()).value
+        assert self.mailbox is not None
+        ((_, update),) = await self.mailbox.take()
+        return self.received(update).value
 
     def wait(self) -> Any:
         """The result of a job; blocks the calling thread."""

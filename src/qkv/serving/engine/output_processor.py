@@ -14,6 +14,7 @@ from qkv.serving.engine.generation_request import (
 from qkv.serving.engine.sampler import LaunchedStep
 from qkv.serving.engine.scheduler import Scheduler
 from qkv.serving.engine.sequence import ScoredToken, ServingSequence
+from qkv.serving.engine.sequence_table import SequenceTable
 from qkv.serving.error_log import as_exception, log_unexpected
 
 Emit = Callable[[RequestHandle, Update], None]
@@ -25,6 +26,7 @@ class OutputProcessor:
     """Ends or continues sequences by their new tokens, and emits what their clients receive."""
 
     scheduler: Scheduler
+    table: SequenceTable
     emit: Emit
     counts: dict[str, int]
     """The engine's counters, which are updated in place."""
@@ -34,17 +36,28 @@ class OutputProcessor:
         if launched.arrived is not None:
             launched.arrived.synchronize()
 
-        token_ids = launched.token_ids.tolist()
+        token_ids = launched.token_ids.numpy()
         tops: dict[int, ScoredToken] = {}
         for rows, top in launched.logprobs.items():
             tops |= zip(rows, top.on_host(), strict=True)
 
-        for row, sequence in enumerate(launched.sequences):
+        # Most rows only collect their token
+        received = self.table.receive(launched.slots, launched.owner, token_ids)
+        self.counts["said_tokens"] += received.collected
+        for row in received.streaming.tolist():
+            sequence = launched.sequences[row]
+            try:
+                self.stream(sequence)
+            except BaseException as error:  # such as a tokenizer's that panics
+                self.fail(sequence, as_exception(error))
+
+        for row in received.others.tolist():
+            sequence = launched.sequences[row]
             if sequence.finished:
-                continue  # it finished a step ago, or was dropped
+                continue  # a failure of its request ended it
 
             try:
-                self.process_token(sequence, token_ids[row], tops.get(row))
+                self.process_token(sequence, int(token_ids[row]), tops.get(row))
             except BaseException as error:
                 self.fail(sequence, as_exception(error))
 
@@ -56,12 +69,17 @@ class OutputProcessor:
         if reason != "end":
             self.counts["said_tokens"] += 1
 
-        request = sequence.request
         if reason is not None:
             self.finish([sequence], [sequence.take_chunk(reason)])
-        elif request.stream and sequence.handle.accepts_chunk(request.samples):
-            sequence.handle.unread += 1
-            self.emit(sequence.handle, sequence.take_chunk(None))
+        elif sequence.request.stream:
+            self.stream(sequence)
+
+    def stream(self, sequence: ServingSequence) -> None:
+        """Emit the new tokens, unless the client has chunks to read."""
+        handle = sequence.handle
+        if handle.accepts_chunk(sequence.request.samples):
+            handle.unread += 1
+            self.emit(handle, sequence.take_chunk(None))
 
     def finish(self, sequences: Sequence[ServingSequence], chunks: Sequence[OutputChunk]) -> None:
         """End sequences of one request with their last chunks."""

@@ -11,6 +11,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import one_hot
 
+from qkv.generation.kernels import sampling_kernel
+from qkv.generation.kernels.sampling_kernel import RowFilters
 from qkv.generation.sampling import distribution
 from qkv.generation.sampling_params import (
     BROKEN,
@@ -21,6 +23,7 @@ from qkv.generation.sampling_params import (
 )
 from qkv.serving.engine.generation_request import Alternative
 from qkv.serving.engine.sequence import ScoredToken, ServingSequence
+from qkv.serving.engine.sequence_table import Slots
 from qkv.serving.error_log import as_exception
 
 
@@ -50,6 +53,10 @@ class LaunchedStep(NamedTuple):
     """A step that was started, and the tokens that it samples."""
 
     sequences: list[ServingSequence]
+    slots: Slots
+    """The slot of each sequence when the step was started."""
+    owner: Slots
+    """Whose slots they were: a slot may have a new owner when the tokens arrive."""
     token_ids: Int[Tensor, "M"]
     """On the host once `arrived` is synchronised."""
     logprobs: Logprobs
@@ -60,49 +67,80 @@ def sample(
     logits: Float[Tensor, "M V"], sequences: Sequence[ServingSequence]
 ) -> tuple[Int[Tensor, "M"], Logprobs]:
     """A token for each sequence, on the device, and the logprobs that were requested."""
+    if sampling_kernel.supports(logits) and all(each.samples_logits for each in sequences):
+        return sample_rows(logits, sequences), {}
+
     device = logits.device
     token_ids = torch.empty(len(sequences), dtype=torch.int64, device=device)
     logprobs: Logprobs = {}
 
     for rows in rows_by_params(sequences):
-        first = sequences[rows[0]]
-        sampling = first.request.sampling
-        all_rows = len(rows) == len(sequences)
         group = logits
-        if not all_rows:
+        if len(rows) < len(sequences):
             group = logits[to_device(rows, device)]
 
-        # Penalties and forbidden tokens
-        counts = None
-        if sampling.needs_counts:
-            counts = token_counts_of(first, logits.shape[1], device)
-
-        allowed = process_logits(group, sampling, counts, first.generated, first.request.end_ids)
-
-        # One draw per row
-        uniform = group[:, 0]  # not used at temperature 0
-        if sampling.temperature:
-            uniform = to_device([sequences[row].uniform() for row in rows], device)
-
-        drawn = sample_tokens(allowed, uniform, sampling)
-        if all_rows:
+        drawn = sample_group(group, [sequences[row] for row in rows], rows, logprobs)
+        if len(rows) == len(sequences):
             token_ids = drawn
         else:
             token_ids[to_device(rows, device)] = drawn
 
-        # Logprobs, with as many alternatives as the row that wants most
-        wanted: dict[int, int] = {}
-        for index, row in enumerate(rows):
-            if sequences[row].request.logprobs is not None:
-                wanted[row] = index
-
-        if wanted:
-            count = max(sequences[row].request.logprobs or 0 for row in wanted)
-            at = to_device(list(wanted.values()), device)
-            sampled = sampled_distribution(allowed[at], sampling)
-            logprobs[tuple(wanted)] = top_logprobs(group[at], drawn[at], count, sampled)
-
     return token_ids, logprobs
+
+
+def sample_rows(
+    logits: Float[Tensor, "M V"], sequences: Sequence[ServingSequence]
+) -> Int[Tensor, "M"]:
+    """Sample rows by the kernel, each with sampling parameters of its own."""
+    numbers = np.ones((len(RowFilters._fields) + 1, len(sequences)))
+    for row, sequence in enumerate(sequences):
+        filters = sequence.request.sampling.row_filters
+        numbers[:-1, row] = filters
+        if filters.temperature:
+            numbers[-1, row] = sequence.uniform()
+
+    on_device = to_device(numbers, logits.device)
+    return sampling_kernel.sample_rows(logits, on_device[-1], on_device[:-1])
+
+
+def sample_group(
+    logits: Float[Tensor, "R V"],
+    sequences: Sequence[ServingSequence],
+    rows: Sequence[int],
+    logprobs: Logprobs,
+) -> Int[Tensor, "R"]:
+    """Sample rows with equal sampling parameters; adds the logprobs that were requested."""
+    device = logits.device
+    first = sequences[0]
+    sampling = first.request.sampling
+
+    # Penalties and forbidden tokens
+    counts = None
+    if sampling.needs_counts:
+        counts = token_counts_of(first, logits.shape[1], device)
+
+    allowed = process_logits(logits, sampling, counts, first.generated, first.request.end_ids)
+
+    # One draw per row
+    uniform = logits[:, 0]  # not used at temperature 0
+    if sampling.temperature:
+        uniform = to_device([sequence.uniform() for sequence in sequences], device)
+
+    drawn = sample_tokens(allowed, uniform, sampling)
+
+    # Logprobs, with as many alternatives as the row that wants most
+    wanted: dict[int, int] = {}
+    for index, sequence in enumerate(sequences):
+        if sequence.request.logprobs is not None:
+            wanted[rows[index]] = index
+
+    if wanted:
+        count = max(sequences[index].request.logprobs or 0 for index in wanted.values())
+        at = to_device(list(wanted.values()), device)
+        sampled = sampled_distribution(allowed[at], sampling)
+        logprobs[tuple(wanted)] = top_logprobs(logits[at], drawn[at], count, sampled)
+
+    return drawn
 
 
 def sample_isolated(
@@ -212,16 +250,18 @@ def top_logprobs(
 
 def launch_copy(
     sequences: list[ServingSequence],
+    slots: Slots,
+    owner: Slots,
     token_ids: Int[Tensor, "M"],
     logprobs: Logprobs,
 ) -> LaunchedStep:
     """Start copying the sampled tokens to the host."""
     if not token_ids.is_cuda:
-        return LaunchedStep(sequences, token_ids, logprobs, None)
+        return LaunchedStep(sequences, slots, owner, token_ids, logprobs, None)
 
     host = torch.empty(token_ids.shape, dtype=token_ids.dtype, pin_memory=True)
     host.copy_(token_ids, non_blocking=True)
     arrived = torch.cuda.Event()
     arrived.record()
 
-    return LaunchedStep(sequences, host, logprobs, arrived)
+    return LaunchedStep(sequences, slots, owner, host, logprobs, arrived)

@@ -11,10 +11,21 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from itertools import accumulate
+from functools import cached_property
+from itertools import accumulate, compress
+from typing import NamedTuple
 
-from qkv.serving.engine.block_allocator import BLOCK_SIZE, BlockAllocator, OutOfBlocks, blocks_for
+import numpy as np
+
+from qkv.serving.engine.block_allocator import (
+    BLOCK_SIZE,
+    BlockAllocator,
+    KnownPrefix,
+    OutOfBlocks,
+    blocks_for,
+)
 from qkv.serving.engine.sequence import SequenceStatus, ServingSequence
+from qkv.serving.engine.sequence_table import SequenceTable, Slots
 
 
 @dataclass
@@ -25,6 +36,16 @@ class ScheduledStep:
     """Each reads the token that was sampled last."""
     prefill: list[tuple[ServingSequence, int]] = field(default_factory=list)
     """Sequences with their number of tokens to read; those without a past first."""
+    known_slots: Slots | None = None
+    """The slots of `decode`, if they are known as an array."""
+
+    @cached_property
+    def slots(self) -> Slots:
+        """The slots of the sequences that decode."""
+        if self.known_slots is not None:
+            return self.known_slots
+
+        return np.array([sequence.slot for sequence in self.decode], dtype=np.int64)
 
     def __bool__(self) -> bool:
         return bool(self.decode or self.prefill)
@@ -54,6 +75,15 @@ class ScheduledStep:
         chunks = zip(ends, self.new_tokens, strict=True)
         return [end - 1 for end, chunk in chunks if reads_all(*chunk)]
 
+    def unfinished(self) -> ScheduledStep:
+        """The step without sequences that have finished since it was scheduled."""
+        if not any(sequence.finished for sequence in self.sequences):
+            return self
+
+        decode = [sequence for sequence in self.decode if not sequence.finished]
+        prefill = [chunk for chunk in self.prefill if not chunk[0].finished]
+        return ScheduledStep(decode, prefill)
+
     def split(self) -> list[ScheduledStep]:
         """One step per request, of its sequences that are not finished."""
         steps: dict[int, ScheduledStep] = defaultdict(ScheduledStep)
@@ -73,12 +103,24 @@ def reads_all(sequence: ServingSequence, count: int) -> bool:
     return sequence.computed + count == sequence.num_tokens
 
 
+class RunningByStatus(NamedTuple):
+    """The running sequences at one version of the table."""
+
+    version: int
+    decode: list[ServingSequence]
+    slots: Slots
+    """The slots of `decode`."""
+    prefill: list[ServingSequence]
+
+
 @dataclass
 class Scheduler:
     """Waiting and running sequences, and the slots and blocks they hold."""
 
     blocks: BlockAllocator
     """The allocator of the cache and of slots."""
+    table: SequenceTable
+    """The numbers of the running sequences, by slot."""
     max_sequences: int
     """Sequences that run at once."""
     max_prefill_tokens: int
@@ -96,19 +138,17 @@ class Scheduler:
     waiting: deque[ServingSequence] = field(default_factory=deque)
     running: list[ServingSequence] = field(default_factory=list)
     """In the order of their arrival."""
+    by_status: RunningByStatus | None = None
 
     def schedule(self, max_prefill_tokens: int | None = None) -> ScheduledStep:
         """The next step, with at most this many prompt tokens (never more than the scheduler's)."""
+        version = self.table.version
         budget = self.max_prefill_tokens
         if max_prefill_tokens is not None:
             budget = min(budget, max_prefill_tokens)
 
         # Decode: one token of every sequence whose prompt is read
-        decode: list[ServingSequence] = []
-        for sequence in list(self.running):
-            runs = sequence.decoding and not sequence.at_max_tokens
-            if runs and self.allocate_blocks(sequence, 1):
-                decode.append(sequence)
+        decode, slots = self.schedule_decode()
 
         # Chunked prefill: as many prompt tokens as the budget allows
         prefill: list[tuple[ServingSequence, int]] = []
@@ -121,17 +161,55 @@ class Scheduler:
             if remaining <= 0:
                 break
 
-        # Drop what was preempted on the way
-        decode = [sequence for sequence in decode if sequence.slot is not None]
-        prefill = [(sequence, count) for sequence, count in prefill if sequence.slot is not None]
+        # Drop what was preempted or finished on the way
+        if self.table.version != version:
+            prefill = [chunk for chunk in prefill if chunk[0].slot is not None]
+            stays = [sequence.decoding and sequence.slot is not None for sequence in decode]
+            decode = list(compress(decode, stays))
+            slots = slots[stays]
+
         prefill.sort(key=lambda chunk: (chunk[0].computed > 0, chunk[1]))
 
-        return ScheduledStep(decode, prefill)
+        return ScheduledStep(decode, prefill, slots)
+
+    def schedule_decode(self) -> tuple[list[ServingSequence], Slots]:
+        """The sequences that decode, with room for one more position each, and their slots."""
+        _, decode, slots, _ = self.running_by_status()
+        runs = self.table.may_decode(slots)
+        if not runs.all():
+            decode = list(compress(decode, runs))
+            slots = slots[runs]
+
+        if self.state_blocks is None:
+            for row in self.table.without_room(slots).tolist():
+                if decode[row].slot is not None:  # not preempted for an earlier row
+                    self.allocate_blocks(decode[row], 1)
+
+        return decode, slots
+
+    def running_by_status(self) -> RunningByStatus:
+        """The running sequences, sorted again only after a change."""
+        known = self.by_status
+        if known is not None and known.version == self.table.version:
+            return known
+
+        decode: list[ServingSequence] = []
+        prefill: list[ServingSequence] = []
+        for sequence in self.running:
+            if sequence.status is SequenceStatus.DECODE:
+                decode.append(sequence)
+            else:
+                prefill.append(sequence)
+
+        slots = np.array([sequence.slot for sequence in decode], dtype=np.int64)
+        self.by_status = RunningByStatus(self.table.version, decode, slots, prefill)
+
+        return self.by_status
 
     def unread_prompts(self) -> Iterator[ServingSequence]:
         """Running sequences whose prompt is not read, then waiting ones, which are admitted."""
-        for sequence in list(self.running):
-            if not sequence.decoding:
+        for sequence in self.running_by_status().prefill:
+            if sequence.slot is not None:
                 yield sequence
 
         while self.waiting and self.admit(self.waiting[0]):
@@ -197,7 +275,7 @@ class Scheduler:
         source_blocks = self.source_blocks(sequence)
         sequence.source_block_table = [self.blocks.allocate() for _ in range(source_blocks)]
         sequence.pool = pool
-        sequence.slot = pool.slots.pop()
+        sequence.join(self.table, pool.slots.pop())
         sequence.change_status(SequenceStatus.PREFILL)
         self.running.append(sequence)
         self.allocate_blocks(sequence, 0)  # all of a model state
@@ -240,6 +318,9 @@ class Scheduler:
             except OutOfBlocks:
                 self.preempt_last()
 
+        if sequence.slot is not None:
+            self.table.hold_blocks(sequence.slot, sequence.block_table)
+
         return sequence.pool is not None
 
     def preempt_last(self) -> None:
@@ -261,7 +342,6 @@ class Scheduler:
         """
         assert beam.pool is not None
         twin = beam.fork()
-        twin.slot = beam.pool.slots.pop()
         twin.source_block_table = list(map(self.blocks.share, beam.source_block_table))
         self.running.insert(self.running.index(beam) + 1, twin)
 
@@ -271,6 +351,8 @@ class Scheduler:
         for block in beam.block_table[full:]:
             twin.block_table.append(beam.pool.allocate())
             copies.append((block, twin.block_table[-1]))
+
+        twin.join(self.table, beam.pool.slots.pop())
 
         return twin, copies
 
@@ -292,15 +374,14 @@ class Scheduler:
         """Free the slot and the blocks of a sequence that runs; a search's with its last beam."""
         pool = sequence.pool
         assert pool is not None
-        assert sequence.slot is not None
         self.cache_prefix(sequence)
         pool.release(sequence.block_table)
-        pool.slots.append(sequence.slot)
+        pool.slots.append(sequence.leave())
         self.blocks.release(sequence.source_block_table)
         self.running.remove(sequence)
         sequence.block_table = []
         sequence.source_block_table = []
-        sequence.slot = None
+        sequence.known_prefix = KnownPrefix(0, sequence.prefix_key)
         sequence.pool = None
 
         if pool is not self.blocks and all(other.pool is not pool for other in self.running):
@@ -313,6 +394,6 @@ class Scheduler:
 
         # A token that only the device has cannot be looked up.
         known = min(sequence.computed, len(sequence.token_ids))
-        self.blocks.cache_prefix(
-            sequence.prefix_key, sequence.token_ids[:known], sequence.block_table
+        sequence.known_prefix = self.blocks.cache_prefix(
+            sequence.token_ids[:known], sequence.block_table, sequence.known_prefix
         )

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import copy
+import math
 from enum import Enum, auto
+from functools import cached_property, lru_cache
 from typing import Any, Protocol
 
 from jaxtyping import Float
 from torch import Tensor
 
 from qkv.generation.sampling import UniformNumbers
-from qkv.generation.sampling_params import BROKEN, NO_LIKELIEST, SamplingParams, TokenCounts
+from qkv.generation.sampling_params import BROKEN, NO_LIKELIEST, TokenCounts
 from qkv.generation.stop import Reason, StopRule, StopStringFilter
-from qkv.serving.engine.block_allocator import BlockAllocator
+from qkv.serving.engine.block_allocator import BlockAllocator, KnownPrefix
 from qkv.serving.engine.generation_request import (
     Alternative,
     GenerationRequest,
@@ -20,9 +22,9 @@ from qkv.serving.engine.generation_request import (
     RequestHandle,
     TokenLogprob,
 )
+from qkv.serving.engine.sequence_table import RowSettings, SequenceTable
 from qkv.text.tokenizer import Tokenizer
 
-GREEDY = SamplingParams(temperature=0)
 ScoredToken = tuple[float, list[Alternative]]
 """The logprob and the alternatives of a sampled token."""
 
@@ -65,6 +67,8 @@ class ServingSequence:
     token_counts: TokenCounts | None = None
     pool: BlockAllocator | None = None
     """Where its slot and blocks come from; None while it waits."""
+    table: SequenceTable | None = None
+    """Where its numbers are while it has a slot."""
     slot: int | None = None
 
     def __init__(
@@ -83,7 +87,7 @@ class ServingSequence:
         self.handle = handle
         self.request = request
         self.sample = sample
-        self.token_ids = token_ids
+        self.known_ids = token_ids
         self.prompt_length = len(token_ids)
         self.source = source
         """Source ids of a translator."""
@@ -96,20 +100,17 @@ class ServingSequence:
         if context_limit is not None:
             self.max_new_tokens = min(request.max_tokens, context_limit - len(token_ids) + 1)
 
+        self.deadline = math.inf if request.deadline is None else request.deadline
         self.uniforms = UniformNumbers(seed)
-        self.sampling_key = repr((request.sampling, request.end_ids))
-        """Sequences with equal keys are sampled together."""
         self.counts_tokens = request.sampling.needs_counts
-        plain = request.logprobs is None and request.beams == 1
-        self.greedy = plain and request.sampling == GREEDY
-        """Plain argmax without logprobs, which a CUDA graph can compute by itself."""
+        self.samples_logits = samples_logits(request)
+        """The token depends on the logits alone: a CUDA graph can sample it."""
 
         # Output
         self.text = StopStringFilter(tokenizer, request.stop)
         self.text_per_token = bool(request.stop) or request.logprobs is not None
         """Otherwise a chunk is turned into text at once, which is faster."""
-        self.new_tokens: list[TokenLogprob] = []
-        """Tokens since the last chunk."""
+        self.chunk_tokens: list[TokenLogprob] = []
         self.prompt_tokens: list[TokenLogprob] = []
         """The scored tokens of the prompt."""
         self.scores_prompt = request.prompt_logprobs is not None and first_sample is None
@@ -121,6 +122,7 @@ class ServingSequence:
         # KV cache
         self.prefix_key = repr(sorted(set(request.heads_off)))
         """Only sequences with equal ones share prefixes: ablated heads change the cached keys."""
+        self.known_prefix = KnownPrefix(0, self.prefix_key)
         self.block_table: list[int] = []
         self.source_block_table: list[int] = []
         self.reset()
@@ -136,9 +138,7 @@ class ServingSequence:
     def reset(self) -> None:
         """Forget what is in the cache: the next prefill computes every known token again."""
         self.computed = 0
-        """Number of positions in the cache, or being written by the current step."""
         self.generated = len(self.token_ids) - self.prompt_length
-        """Number of sampled tokens; the last one may still be on the device only."""
         self.model_state: Any = None
         """State of a model without pages: an RNN, or a Transformer-XL."""
 
@@ -148,8 +148,100 @@ class ServingSequence:
             raise RuntimeError(f"a sequence cannot go from {self.status.name} to {status.name}")
 
         self.status = status
+        if self.table is not None:
+            self.table.version += 1
         if status is SequenceStatus.WAITING:
             self.reset()
+
+    # Its row of the table
+
+    def join(self, table: SequenceTable, slot: int) -> None:
+        """Move to a slot; the table then has its numbers."""
+        settings = RowSettings(
+            max_new_tokens=self.max_new_tokens,
+            end_ids=self.request.end_ids,
+            filters=self.request.sampling.row_filters,
+            uniforms=self.uniforms.between,
+            samples_logits=self.samples_logits and self.strategy is None,
+            collects=not self.text_per_token and self.strategy is None,
+            streams=self.request.stream,
+            ablated=bool(self.request.heads_off),
+        )
+        table.join(slot, self.computed, self.generated, settings)
+        table.hold_blocks(slot, self.block_table)
+        self.table = table
+        self.slot = slot
+
+    def leave(self) -> int:
+        """Give the slot back, which is returned, and take the numbers along."""
+        assert self.table is not None
+        assert self.slot is not None
+        slot = self.slot
+        self.add_buffered()
+        computed = self.computed
+        generated = self.generated
+        self.table.leave(slot)
+        self.table = None
+        self.slot = None
+        self.computed = computed
+        self.generated = generated
+        return slot
+
+    def add_buffered(self) -> None:
+        """Add the tokens to the lists that the table has buffered."""
+        if self.table is None or self.slot is None or not self.table.buffered[self.slot]:
+            return
+
+        token_ids = self.table.take_tokens(self.slot)
+        self.known_ids += token_ids
+        self.chunk_tokens += map(plain_token, token_ids)
+
+    @property
+    def token_ids(self) -> list[int]:
+        """Prompt and generated tokens that the host knows."""
+        self.add_buffered()
+        return self.known_ids
+
+    @property
+    def new_tokens(self) -> list[TokenLogprob]:
+        """Tokens since the last chunk."""
+        self.add_buffered()
+        return self.chunk_tokens
+
+    @property
+    def computed(self) -> int:
+        """Number of positions in the cache, or being written by the current step."""
+        if self.table is None:
+            return self.computed_alone
+
+        return int(self.table.computed[self.slot])
+
+    @computed.setter
+    def computed(self, computed: int) -> None:
+        if self.table is None:
+            self.computed_alone = computed
+        else:
+            self.table.computed[self.slot] = computed
+
+    @property
+    def generated(self) -> int:
+        """Number of sampled tokens; the last one may still be on the device only."""
+        if self.table is None:
+            return self.generated_alone
+
+        return int(self.table.generated[self.slot])
+
+    @generated.setter
+    def generated(self, generated: int) -> None:
+        if self.table is None:
+            self.generated_alone = generated
+        else:
+            self.table.generated[self.slot] = generated
+
+    @cached_property
+    def sampling_key(self) -> str:
+        """Sequences with equal keys are sampled together."""
+        return repr((self.request.sampling, self.request.end_ids))
 
     @property
     def decoding(self) -> bool:
@@ -196,27 +288,30 @@ class ServingSequence:
         if reason == "end":
             return reason
 
-        token = TokenLogprob(token_id)
+        token = plain_token(token_id)
         if self.text_per_token:
             logprob, alternatives = top or (None, [])
             likely = alternatives[: self.request.logprobs]
             token = TokenLogprob(token_id, self.text.last, offset, logprob, likely)
 
         self.new_tokens.append(token)
+        if self.table is not None:
+            self.table.received[self.slot] += 1
+
         return reason
 
     def take_chunk(self, reason: Reason | None) -> OutputChunk:
         """The output since the last chunk."""
-        if not self.text_per_token:
-            self.text.add_tokens(token.id for token in self.new_tokens)
+        tokens = self.new_tokens
+        self.chunk_tokens = []
+        if self.request.detokenize and not self.text_per_token:
+            self.text.add_tokens(token.id for token in tokens)
 
         if reason is not None:
             self.text.close()
             if self.text.stopped:
                 reason = "stop"
 
-        tokens = self.new_tokens
-        self.new_tokens = []
         return OutputChunk(self.sample, self.text.take(), tokens, reason)
 
     def take_prompt_chunk(self) -> OutputChunk:
@@ -231,8 +326,26 @@ class ServingSequence:
     def fork(self) -> ServingSequence:
         """A sequence with the same tokens, without a slot or blocks."""
         other = copy.copy(self)
-        other.token_ids = list(self.token_ids)
+        other.table = None
         other.slot = None
+        other.known_ids = list(self.token_ids)
+        other.computed = self.computed
+        other.generated = self.generated
         other.block_table = []
         other.source_block_table = []
         return other
+
+
+@lru_cache(maxsize=1 << 18)
+def plain_token(token_id: int) -> TokenLogprob:
+    """A token without a logprob; one object for all sequences."""
+    return TokenLogprob(token_id)
+
+
+def samples_logits(request: GenerationRequest) -> bool:
+    """Whether the next token depends on the logits alone: no penalties, logprobs or search."""
+    sampling = request.sampling
+    if sampling.forbidden or sampling.forced or sampling.minimum or sampling.needs_counts:
+        return False
+
+    return request.logprobs is None and request.beams == 1 and not request.heads_off

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from fastapi import APIRouter, FastAPI
 
 from qkv.serving.http import errors
+from qkv.serving.http.direct_routes import DirectRoutes
 from qkv.serving.http.middleware import AccessRules, RequestMiddleware
 from qkv.serving.http.prometheus import ServerMetrics
 from qkv.serving.http.schema.openapi import describe
@@ -24,6 +25,7 @@ from qkv.serving.routes import (
     vocabulary,
     walk,
 )
+from qkv.serving.routes.generation_routes import DIRECT
 from qkv.version import __version__
 
 DESCRIPTION = (
@@ -69,7 +71,7 @@ def create_app(
     errors.add_exception_handlers(app)
     describe(app)
 
-    middleware = RequestMiddleware(app, rules, ServerMetrics(host))
+    middleware = RequestMiddleware(DirectRoutes(app, DIRECT), rules, ServerMetrics(host))
     app.state.host = host
     app.state.rules = rules
     app.state.middleware = middleware

@@ -111,6 +111,8 @@ class Connection(asyncio.Protocol):
         self.ahead = 0
         """Bytes that arrived outside of a request: headers of the next one."""
         self.parsing = False
+        self.takes_more = True
+        """Whether what is sent is written at once, because the client reads fast enough."""
         self.refused = False
         self.discarded = 0
         self.headers_timer: asyncio.TimerHandle | None = None
@@ -163,9 +165,11 @@ class Connection(asyncio.Protocol):
         self.inner.eof_received()
 
     def pause_writing(self) -> None:
+        self.takes_more = False
         self.inner.pause_writing()
 
     def resume_writing(self) -> None:
+        self.takes_more = True
         self.inner.resume_writing()
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -10,6 +10,7 @@ import json
 import math
 import re
 from collections.abc import Sequence
+from json.encoder import encode_basestring
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -60,6 +61,11 @@ def to_json(value: Any) -> bytes:
     """A value as JSON in UTF-8; a lone surrogate, which UTF-8 lacks, as JSON's escape."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     return text.encode("utf-8", "backslashreplace")
+
+
+def text_json(text: str) -> bytes:
+    """A text as JSON, as `to_json` writes it."""
+    return encode_basestring(text).encode("utf-8", "backslashreplace")
 
 
 class Json(Response):

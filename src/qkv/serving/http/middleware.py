@@ -30,12 +30,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from qkv.serving.addresses import LOOPBACK
 from qkv.serving.error_log import log_unexpected
-from qkv.serving.http.auth import COOKIE, Keys, bearer_key, is_own_origin
-from qkv.serving.http.auth_attempts import AuthAttempts, TooManyAttempts, address_of
+from qkv.serving.http.access.auth import COOKIE, Keys, bearer_key, is_own_origin
+from qkv.serving.http.access.auth_attempts import AuthAttempts, TooManyAttempts, address_of
+from qkv.serving.http.access.sign_in_page import FORM, key_in, sign_in_page
 from qkv.serving.http.connection import Connection, Outgoing
 from qkv.serving.http.errors import INTERNAL_ERROR, error_response, exception_response
 from qkv.serving.http.prometheus import ServerMetrics
-from qkv.serving.http.sign_in_page import FORM, key_in, sign_in_page
 from qkv.serving.http.sse import ClientDisconnected
 
 log = logging.getLogger("qkv.serving")
@@ -167,6 +167,7 @@ class RequestMiddleware:
         if is_sign_in(scope) and self.keys:
             await self.sign_in(scope, body)(scope, receive, send)
         else:
+            scope["body"] = body
             await self.app(scope, replayed(body, receive, out.connection), send)
 
     # Checks

@@ -6,7 +6,6 @@ import asyncio
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -18,15 +17,14 @@ from qkv.serving.engine.generation_request import (
     TIMED_OUT,
     GenerationRequest,
     OutputChunk,
-    RequestHandle,
     RequestRefused,
     TokenLogprob,
 )
 from qkv.serving.http import token_json
-from qkv.serving.http.errors import Json
+from qkv.serving.http.errors import Json, text_json
 from qkv.serving.http.prompt_validation import LARGE, host_of
+from qkv.serving.http.response_chunks import NumberedChunk, ResponseChunks
 from qkv.serving.http.sse import DONE, EventStream, event, while_connected
-from qkv.serving.model_host import ModelHost
 from qkv.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
@@ -38,96 +36,8 @@ FINISH_REASONS: dict[Reason | None, str] = {
     "deadline": "length",
 }
 """OpenAI's `finish_reason`; the more specific one is sent beside it as `reason`."""
-GRACE = 0.2
-"""Seconds after the deadline in which the engine may still send what it has."""
-
-
-async def request_chunks(handle: RequestHandle) -> AsyncIterator[OutputChunk]:
-    """The chunks of one request; it is aborted when the caller stops reading.
-
-    At the deadline the stream ends even if the engine is busy with something else. Raises
-    RequestRefused if there is no token by then.
-    """
-    chunks = aiter(handle)
-    has_tokens = False
-    unfinished = set(range(handle.request.samples))
-
-    try:
-        while unfinished:
-            try:
-                async with asyncio.timeout(seconds_left(handle.request.deadline)):
-                    chunk = await anext(chunks)
-            except TimeoutError:
-                break
-
-            has_tokens = has_tokens or bool(chunk.tokens)
-            if chunk.reason == "deadline" and not has_tokens:
-                raise RequestRefused(408, TIMED_OUT)
-
-            if chunk.reason is not None:
-                unfinished.discard(chunk.sample)
-
-            yield chunk
-
-        if unfinished and not has_tokens:
-            raise RequestRefused(408, TIMED_OUT)
-
-        for sample in sorted(unfinished):
-            yield OutputChunk(sample, "", [], "deadline")
-    finally:
-        handle.abort()
-
-
-def seconds_left(deadline: float | None) -> float | None:
-    """Seconds until the deadline, with some grace."""
-    return None if deadline is None else deadline + GRACE - time.monotonic()
-
-
-async def merged_chunks(
-    host: ModelHost, name: str, requests: Sequence[GenerationRequest]
-) -> AsyncIterator[tuple[int, OutputChunk]]:
-    """Chunks of several requests as they come, with the index of their request.
-
-    Either all requests are accepted or none.
-    """
-    if len(requests) > host.queue:
-        raise ValueError(
-            f"prompt: {len(requests)} prompts are more than the queue of {host.queue}; send fewer"
-        )
-
-    handles: list[RequestHandle] = []
-    reading: dict[asyncio.Task[OutputChunk], tuple[int, AsyncIterator[OutputChunk]]] = {}
-
-    def read_next(index: int, chunks: AsyncIterator[OutputChunk]) -> None:
-        reading[asyncio.ensure_future(anext(chunks))] = (index, chunks)
-
-    try:
-        for request in requests:
-            handles.append(host.submit(name, request))
-
-        if len(handles) == 1:  # without tasks, which cost time
-            async for chunk in request_chunks(handles[0]):
-                yield 0, chunk
-
-            return
-
-        for index, handle in enumerate(handles):
-            read_next(index, request_chunks(handle))
-
-        while reading:
-            done, _ = await asyncio.wait(reading, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                index, chunks = reading.pop(task)
-                with suppress(StopAsyncIteration):
-                    yield index, task.result()
-                    read_next(index, chunks)
-    finally:
-        for handle in handles:
-            handle.abort()
-
-        for task in reading:
-            if not task.cancel() and not task.cancelled():
-                task.exception()  # of another prompt, which is reported already
+SENTINEL = "\0"
+"""Stands for the text in the event that a template is made of."""
 
 
 async def job_result(
@@ -198,6 +108,10 @@ class ChoiceStream:
         self.states = [ChoiceState() for _ in range(len(prompts) * self.samples)]
         self.begun: set[int] = set()
         """Choices that an event was sent of."""
+        self.detailed = bool(body.tokens) or self.logprobs([]) is not None
+        """Whether a response lists tokens."""
+        self.templates: dict[int, tuple[bytes, bytes]] = {}
+        """What stands before and after the text in the further events of a choice."""
         self.generated = 0
         self.head = {
             "id": f"{self.prefix}-{uuid.uuid4().hex}",
@@ -219,19 +133,25 @@ class ChoiceStream:
 
     async def response(self, request: Request, requests: Sequence[GenerationRequest]) -> Response:
         """Submit one request per prompt, and answer with events or with a whole response."""
-        chunks = merged_chunks(host_of(request), self.body.model, requests)
+        chunks = aiter(ResponseChunks(host_of(request), self.body.model, requests))
         if self.body.stream:
             return EventStream(self.events(chunks))
 
         return await while_connected(request.receive, self.whole(chunks))
 
-    async def whole(self, chunks: AsyncIterator[tuple[int, OutputChunk]]) -> Response:
+    async def whole(self, batches: AsyncIterator[list[NumberedChunk]]) -> Response:
         """All choices as one response."""
-        received = [pair async for pair in chunks]
-        size = token_json.entries_in(chunk for _, chunk in received)
-        return await write_out(size, self.completion, received)
+        received = [pair async for chunks in batches for pair in chunks]
+        return await write_out(self.size(received), self.completion, received)
 
-    def completion(self, received: Sequence[tuple[int, OutputChunk]]) -> Response:
+    def size(self, received: Sequence[NumberedChunk]) -> int:
+        """Number of tokens and alternatives to write out; 0 if only their text is written."""
+        if not self.detailed:
+            return 0
+
+        return token_json.entries_in(chunk for _, chunk in received)
+
+    def completion(self, received: Sequence[NumberedChunk]) -> Response:
         for number, chunk in received:
             self.states[self.count(number, chunk)].add(chunk)
 
@@ -249,31 +169,45 @@ class ChoiceStream:
             }
         )
 
-    async def events(self, chunks: AsyncIterator[tuple[int, OutputChunk]]) -> AsyncIterator[bytes]:
-        """The choices as server-sent events."""
-        head = {**self.head, "object": self.event_object}
-        first = self.prompt_tokens()
+    async def events(self, batches: AsyncIterator[list[NumberedChunk]]) -> AsyncIterator[bytes]:
+        """The choices as server-sent events; those of one batch are sent at once."""
         try:
-            async for number, chunk in chunks:
-                choice = await write_out(
-                    token_json.entries_in([chunk]), self.event_choice, number, chunk
-                )
-                yield event({**head, "choices": [choice], **first})
-                first = {}
+            async for chunks in batches:
+                yield await write_out(self.size(chunks), self.batch_events, chunks)
 
             if self.body.include_usage:
-                yield event({**head, "choices": [], "usage": self.usage()})
-
-            yield DONE
+                head = {**self.head, "object": self.event_object}
+                yield event({**head, "choices": [], "usage": self.usage()}) + DONE
+            else:
+                yield DONE
         finally:
-            await chunks.aclose()  # type: ignore[attr-defined]
+            await batches.aclose()  # type: ignore[attr-defined]
 
-    def event_choice(self, number: int, chunk: OutputChunk) -> dict[str, Any]:
-        """A chunk of request `number` as the choice of an event."""
+    def batch_events(self, chunks: Sequence[NumberedChunk]) -> bytes:
+        """The events of some chunks."""
+        return b"".join(self.chunk_event(number, chunk) for number, chunk in chunks)
+
+    def chunk_event(self, number: int, chunk: OutputChunk) -> bytes:
+        """A chunk of request `number` as an event; most differ from the last in their text only."""
         index = self.count(number, chunk)
+        if index in self.templates and chunk.reason is None:
+            before, after = self.templates[index]
+            return before + text_json(chunk.text) + after
+
+        first = {} if self.begun else self.prompt_tokens()
         delta = self.delta(chunk.text, index not in self.begun)
+        choice = self.choice(index, delta, chunk.tokens, chunk.reason)
         self.begun.add(index)
-        return self.choice(index, delta, chunk.tokens, chunk.reason)
+        if not self.detailed:
+            delta = self.delta(SENTINEL, False)
+            template = self.event(self.choice(index, delta, [], None))
+            before, _, after = template.rpartition(text_json(SENTINEL))
+            self.templates[index] = (before, after)
+
+        return self.event(choice, **first)
+
+    def event(self, choice: dict[str, Any], **first: Any) -> bytes:
+        return event({**self.head, "object": self.event_object, "choices": [choice], **first})
 
     def count(self, number: int, chunk: OutputChunk) -> int:
         """Count the new tokens of a chunk of request `number`; returns the index of its choice."""

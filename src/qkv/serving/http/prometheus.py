@@ -9,7 +9,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from qkv.serving.model_host import ModelEntry, ModelHost
+from qkv.serving.model_entry import ModelEntry
+from qkv.serving.model_host import ModelHost
 
 HELP = {
     "waiting": "Requests that wait for their first step.",

@@ -12,7 +12,8 @@ from qkv.generation.text import prompt_ids
 from qkv.models.model import Model
 from qkv.serving.engine.admission import check_prompt
 from qkv.serving.http.sse import while_connected
-from qkv.serving.model_host import ModelEntry, ModelHost
+from qkv.serving.model_entry import ModelEntry
+from qkv.serving.model_host import ModelHost
 from qkv.text.tokenizer import Tokenizer
 
 T = TypeVar("T")

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Coroutine
 from typing import Any, TypeVar
 
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from qkv.serving.http.errors import exception_response, to_json
 
@@ -69,6 +69,7 @@ class EventStream(Response):
 
     async def stream(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send all events, and close the source whatever happens."""
+        connection = scope.get("state", {}).get("connection")
         started = False
         try:
             async for content in self.events:
@@ -78,7 +79,11 @@ class EventStream(Response):
                     )
                     started = True
 
-                await send_content(send, content)
+                message = {"type": "http.response.body", "body": content, "more_body": True}
+                if connection is not None and connection.takes_more:
+                    await send(message)  # at once, without a timer
+                else:
+                    await send_in_time(send, message)
         except (ClientDisconnected, asyncio.CancelledError):
             raise
         except Exception as error:
@@ -87,17 +92,20 @@ class EventStream(Response):
                 await failed(scope, receive, send)
                 return
 
-            await send_content(send, b"data: " + bytes(failed.body) + b"\n\n")
+            content = b"data: " + bytes(failed.body) + b"\n\n"
+            message = {"type": "http.response.body", "body": content, "more_body": True}
+            await send_in_time(send, message)
         finally:
             await self.events.aclose()  # type: ignore[attr-defined]
 
-        await send_content(send, b"", last=True)
+        message = {"type": "http.response.body", "body": b"", "more_body": False}
+        await send_in_time(send, message)
 
 
-async def send_content(send: Send, content: bytes, last: bool = False) -> None:
+async def send_in_time(send: Send, message: Message) -> None:
     """Send a part of the body; a client that does not take it in time counts as disconnected."""
     try:
         async with asyncio.timeout(STALLED):
-            await send({"type": "http.response.body", "body": content, "more_body": not last})
+            await send(message)
     except TimeoutError:
         raise ClientDisconnected from None

@@ -24,6 +24,7 @@ from qkv.insight.attribute.answer_attribution import answer_contributions
 from qkv.insight.inspect.model_input import frame_tokens
 from qkv.models.heads import pooled
 from qkv.models.model import Model, backbone_of
+from qkv.nn.linear.frozen_matrix import quantized_activations
 from qkv.serving.engine.admission import check_prompt
 from qkv.serving.http import token_json
 from qkv.serving.http.errors import Json
@@ -121,7 +122,7 @@ def text_vectors(
     size = torch.tensor(lengths, device=device)  # (B,)
     padding_mask = torch.arange(longest, device=device) < size.unsqueeze(1)  # (B, T)
 
-    with torch.no_grad(), without_dropout(model):
+    with torch.no_grad(), quantized_activations(), without_dropout(model):
         hidden = backbone.hidden(ids, padding_mask=padding_mask)  # (B, T, E)
         positions = size - 1 if pooling == "last" else torch.zeros_like(size)
         vectors = pooled(hidden, pooling, positions, padding_mask).float()  # (B, E)

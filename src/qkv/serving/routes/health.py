@@ -15,7 +15,8 @@ from qkv.serving.http.errors import Json
 from qkv.serving.http.prompt_validation import host_of
 from qkv.serving.http.schema.openapi import Responses, refusals
 from qkv.serving.http.schema.response_schema import Health, ModelList, ServedModel
-from qkv.serving.model_host import ModelEntry, ModelHost
+from qkv.serving.model_entry import ModelEntry
+from qkv.serving.model_host import ModelHost
 from qkv.text.tokenizer import Tokenizer
 
 router = APIRouter(tags=["about"])

@@ -20,9 +20,10 @@ from qkv.models.sites import attends
 from qkv.serving.engine.admission import MAX_SEQUENCE
 from qkv.serving.engine.generation_request import GenerationRequest, OutputChunk
 from qkv.serving.http.errors import Json
-from qkv.serving.http.output_stream import ChoiceState, job_result, merged_chunks, token_usage
+from qkv.serving.http.output_stream import ChoiceState, job_result, token_usage
 from qkv.serving.http.params import parse_heads_off, request_deadline, request_seed
 from qkv.serving.http.prompt_validation import check_can, host_of, prepare, ready_model
+from qkv.serving.http.response_chunks import merged_chunks
 from qkv.serving.http.schema.native_schema import TranslateRequest
 from qkv.serving.http.schema.openapi import STREAMED, documented
 from qkv.serving.http.schema.response_schema import TranslateReply

@@ -11,7 +11,6 @@ from qkv.serving.engine.admission import check_ids
 from qkv.serving.engine.generation_request import GenerationRequest, TokenLogprob
 from qkv.serving.http import token_json
 from qkv.serving.http.errors import Json
-from qkv.serving.http.output_stream import merged_chunks
 from qkv.serving.http.params import parse_heads_off, request_deadline, sampling_params
 from qkv.serving.http.prompt_validation import (
     check_can,
@@ -20,6 +19,7 @@ from qkv.serving.http.prompt_validation import (
     prepare,
     ready_model,
 )
+from qkv.serving.http.response_chunks import merged_chunks
 from qkv.serving.http.schema.native_schema import NextRequest, TokenizeRequest
 from qkv.serving.http.schema.openai_schema import ChatMessage
 from qkv.serving.http.schema.openapi import documented

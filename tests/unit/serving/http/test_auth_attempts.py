@@ -9,9 +9,9 @@ from typing import Any
 import httpx
 import pytest
 
-from qkv.serving.http import auth_attempts as attempts_module
-from qkv.serving.http.auth import Keys
-from qkv.serving.http.auth_attempts import (
+from qkv.serving.http.access import auth_attempts as attempts_module
+from qkv.serving.http.access.auth import Keys
+from qkv.serving.http.access.auth_attempts import (
     ALLOWED,
     FORGOTTEN,
     LONGEST_PAUSE,

@@ -90,7 +90,7 @@ def empty(host: ModelHost) -> bool:
 def streamed_text(response: bytes) -> str:
     """The text of a stream that is complete."""
     assert response.startswith(b"HTTP/1.1 200"), response[:300]
-    lines = [line for line in response.split(b"\r\n") if line.startswith(b"data: ")]
+    lines = [line for line in response.splitlines() if line.startswith(b"data: ")]
     assert lines[-1].strip() == b"data: [DONE]"
     events = [json.loads(line[6:]) for line in lines[:-1]]
     assert events[-1]["choices"][0]["finish_reason"] == "length"
@@ -297,14 +297,14 @@ def test_an_exception_in_one_request_does_not_affect_the_others(
     """One stream fails and ends with an error event; the other one is complete."""
     from qkv.serving.routes import completions
 
-    real = completions.CompletionStream.event_choice
+    real = completions.CompletionStream.chunk_event
 
     def broken(self: Any, index: int, chunk: Any) -> Any:
         if self.body.user == "broken" and self.generated > 2:
             raise RuntimeError("an unexpected error")
         return real(self, index, chunk)
 
-    monkeypatch.setattr(completions.CompletionStream, "event_choice", broken)
+    monkeypatch.setattr(completions.CompletionStream, "chunk_event", broken)
     body = {
         "model": "long",
         "prompt": "the cat",

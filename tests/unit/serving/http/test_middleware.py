@@ -13,8 +13,8 @@ import httpx
 import openai
 import pytest
 
-from qkv.serving.http import auth as keys_module
-from qkv.serving.http.auth import Keys
+from qkv.serving.http.access import auth as keys_module
+from qkv.serving.http.access.auth import Keys
 from qkv.serving.http.middleware import AccessRules
 from qkv.serving.model_host import ModelHost
 from support.small_server import asgi_app, running

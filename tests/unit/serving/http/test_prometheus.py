@@ -9,7 +9,8 @@ import pytest
 from prometheus_client import generate_latest
 
 from qkv.serving.http.prometheus import ServerMetrics
-from qkv.serving.model_host import ModelEntry, ModelHost
+from qkv.serving.model_entry import ModelEntry
+from qkv.serving.model_host import ModelHost
 from support.small_server import Running
 from support.waiting import PATIENCE
 

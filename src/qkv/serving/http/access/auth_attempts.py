@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 
 from starlette.types import Scope
 
-from qkv.serving.http.auth import Keys
+from qkv.serving.http.access.auth import Keys
 
 ALLOWED = 8
 LONGEST_PAUSE = 60.0

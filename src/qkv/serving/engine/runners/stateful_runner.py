@@ -14,9 +14,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from qkv.models.model import Model
-from qkv.serving.engine.runner import Runner
+from qkv.serving.engine.runners.runner import Runner
 from qkv.serving.engine.scheduler import ScheduledStep
 from qkv.serving.engine.sequence import ServingSequence
+from qkv.serving.engine.sequence_table import SequenceTable
 
 BLOCK_BYTES = 16384
 """States are counted in blocks of this size, so that the scheduler treats them as pages."""
@@ -25,8 +26,10 @@ BLOCK_BYTES = 16384
 class StatefulRunner(Runner):
     """Runs an RNN or a Transformer-XL, one sequence at a time."""
 
-    def __init__(self, model: Model, cache_bytes: int) -> None:
-        super().__init__(model)
+    has_states = True
+
+    def __init__(self, model: Model, table: SequenceTable, cache_bytes: int) -> None:
+        super().__init__(model, table)
         self.blocks = cache_bytes // BLOCK_BYTES
         if self.blocks < 2:
             raise ValueError(

@@ -16,13 +16,16 @@ from torch import Tensor
 from qkv.models.model import Model
 from qkv.models.sites import attention_sites
 from qkv.nn.cache import DecoderState, PackedBatch, PagedCache, SequenceGroup
+from qkv.nn.decode.paged_stack import PlainParts, installed, plain_parts
 from qkv.nn.hooks import add_hook
+from qkv.nn.linear.frozen_matrix import quantized_activations
 from qkv.nn.linear.onednn import Prepacked, prepacking, small_enough
 from qkv.serving.engine.block_allocator import BLOCK_SIZE
-from qkv.serving.engine.runner_cuda_graph import StepGraphs
+from qkv.serving.engine.runners.runner_cuda_graph import StepGraphs
 from qkv.serving.engine.sampler import to_device
 from qkv.serving.engine.scheduler import ScheduledStep
 from qkv.serving.engine.sequence import ServingSequence
+from qkv.serving.engine.sequence_table import SequenceTable
 
 
 class Runner:
@@ -36,9 +39,12 @@ class Runner:
     nbytes = 0
     state_blocks: Callable[[ServingSequence], int] | None = None
     """The blocks that a sequence's state counts for, if there are no pages."""
+    has_states = False
+    """Sequences have a state of their own instead of pages."""
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Model, table: SequenceTable) -> None:
         self.model = model
+        self.table = table
         self.weight = next(weight for weight in model.parameters() if weight.is_floating_point())
         self.device = self.weight.device
         self.to_device = partial(to_device, device=self.device)
@@ -46,10 +52,19 @@ class Runner:
     def warm_up(self, max_sequences: int) -> None:
         """Prepare what the first request would wait for."""
 
-    def decode_greedy(self, batch: ScheduledStep) -> Int[Tensor, "M"] | None:
-        """The next tokens, if all sequences are greedy and a CUDA graph samples them; else None."""
-        return None
+    def decodes_alone(self, batch: ScheduledStep) -> bool:
+        """Whether the sequences that decode run faster without prompts in the same pass."""
+        return False
 
+    def samples_decode(self, batch: ScheduledStep) -> bool:
+        """Whether `decode` can sample the next tokens of all sequences that decode."""
+        return False
+
+    def decode(self, batch: ScheduledStep) -> Int[Tensor, "M"]:
+        """The next tokens of all sequences that decode, which are then the last tokens."""
+        raise NotImplementedError
+
+    @quantized_activations()
     def run(self, batch: ScheduledStep) -> Float[Tensor, "M V"]:
         """Logits of the next token, one row for each of `batch.logit_rows`."""
         return self.logits(batch, self.hidden(batch))
@@ -78,8 +93,10 @@ class Runner:
 class PagedRunner(Runner):
     """Runs a Transformer whose sequences share one paged KV cache of fixed size."""
 
-    def __init__(self, model: Model, cache_bytes: int, max_sequences: int) -> None:
-        super().__init__(model)
+    def __init__(
+        self, model: Model, table: SequenceTable, cache_bytes: int, max_sequences: int
+    ) -> None:
+        super().__init__(model, table)
         config = model.config
         self.site = next(site for site in attention_sites(model) if site.kind != "encoder")
         """The self-attention of new tokens, whose heads can be switched off."""
@@ -114,8 +131,11 @@ class PagedRunner(Runner):
             self.matrices = {}
 
         self.graphs: StepGraphs | None = None
+        self.plain_parts = PlainParts([], [])
+        """Parts of the model that fused kernels compute on a GPU."""
         if self.device.type == "cuda":
-            self.graphs = StepGraphs.create(model, self.pages, self.last_tokens)
+            self.plain_parts = plain_parts(model)
+            self.graphs = StepGraphs.create(model, self.pages, self.last_tokens, table)
 
     def warm_up(self, max_sequences: int) -> None:
         """Capture the CUDA graphs that are likely needed before the first request."""
@@ -123,19 +143,27 @@ class PagedRunner(Runner):
             with torch.inference_mode():
                 self.graphs.warm_up(max_sequences)
 
-    def decode_greedy(self, batch: ScheduledStep) -> Int[Tensor, "M"] | None:
-        """The next tokens, if all sequences are greedy and a CUDA graph samples them; else None."""
-        greedy = all(sequence.greedy for sequence in batch.decode)
-        if self.graphs is None or not greedy or not self.graphs.supports(batch):
-            return None
+    def decodes_alone(self, batch: ScheduledStep) -> bool:
+        """Whether a CUDA graph can run the sequences that decode."""
+        return self.graphs is not None and self.graphs.supports(batch)
 
-        _, token_ids = self.graphs.run(batch.decode)
+    def samples_decode(self, batch: ScheduledStep) -> bool:
+        """Whether a CUDA graph samples the tokens of all sequences that decode."""
+        if not self.decodes_alone(batch):
+            return False
+
+        return bool(self.table.samples_logits[batch.slots].all())
+
+    def decode(self, batch: ScheduledStep) -> Int[Tensor, "M"]:
+        """The next tokens of all sequences that decode, which are then the last tokens."""
+        assert self.graphs is not None
+        _, token_ids = self.graphs.run(batch.slots)
         return token_ids
 
     def run(self, batch: ScheduledStep) -> Float[Tensor, "M V"]:
         """Logits of the next token, one row for each of `batch.logit_rows`."""
-        if self.graphs is not None and self.graphs.supports(batch):
-            logits, _ = self.graphs.run(batch.decode)
+        if self.graphs is not None and not batch.prefill and self.decodes_alone(batch):
+            logits, _ = self.graphs.run(batch.slots)
             return logits
 
         return super().run(batch)
@@ -163,7 +191,7 @@ class PagedRunner(Runner):
         if self.matrices is not None:
             prepacked = prepacking(self.matrices)
 
-        with prepacked, self.heads_off(batch):
+        with prepacked, self.heads_off(batch), installed(self.plain_parts):
             hidden = self.model.decoder_hidden(
                 ids.unsqueeze(0), positions=positions.unsqueeze(0), state=state
             )
@@ -183,13 +211,9 @@ class PagedRunner(Runner):
         rows = np.zeros((4, decoding + batch.prefill_tokens), dtype=np.int64)
 
         # Decoding: of the ids the device alone may have the last one
-        computed = [sequence.computed for sequence in batch.decode]
-        blocks = [
-            sequence.block_table[sequence.computed // BLOCK_SIZE] for sequence in batch.decode
-        ]
-        rows[1, :decoding] = computed
-        rows[2, :decoding] = np.array(blocks) * BLOCK_SIZE + rows[1, :decoding] % BLOCK_SIZE
-        rows[3, :decoding] = [sequence.slot or 0 for sequence in batch.decode]
+        rows[1, :decoding] = self.table.computed[batch.slots]
+        rows[2, :decoding] = self.table.slot_mapping(batch.slots)
+        rows[3, :decoding] = batch.slots
 
         # Prefill
         start = decoding

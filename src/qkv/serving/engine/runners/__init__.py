@@ -1,0 +1,1 @@
+"""Runners: one forward pass over the new tokens of a step."""
