@@ -1,15 +1,15 @@
-"""Time of a whole training step: qkv, `transformers`, and what nanoGPT reached.
+"""Time of a whole training step: qkv, `transformers` and nanoGPT, with the same batches.
 
-On a GPU (GPT-2 124M, 32 x 1024, bf16, compiled):
-    python -m benchmarks.training.train
-    python -m benchmarks.training.train --batch 64
-    python -m benchmarks.training.train --preset gpt2-xl --batch 16
+On a GPU (GPT-2 124M, 32 x 1024, bf16, compiled), beside nanoGPT's own model.py in that folder:
+    python -m benchmarks.training.train --nanogpt-path ../nanoGPT
+    python -m benchmarks.training.train --nanogpt-path ../nanoGPT --batch 64
+    python -m benchmarks.training.train --nanogpt-path ../nanoGPT --preset gpt2-xl --batch 16
+    python -m benchmarks.training.train --optimizer muon
 
 On a CPU (the demo's GPT, float32):
     python -m benchmarks.training.train --peer
 
-nanoGPT's figures were measured on one H200 with PyTorch 2.11, compiled, bf16, AdamW, clipped at
-1.0.
+The peers run one after the other on a GPU, each with the memory of the device for itself.
 """
 
 from __future__ import annotations
@@ -18,12 +18,14 @@ import gc
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 import tyro
 
 from benchmarks.harness import machine
+from benchmarks.training.nanogpt_peer import nanogpt_step
 from qkv.data.batches.batch import Batch
 from qkv.lab import demo
 from qkv.models import GPTConfig, build, preset
@@ -37,23 +39,32 @@ from qkv.training.systems.precision import best_precision
 
 GPU = torch.cuda.is_available()
 Step = Callable[[torch.Tensor], None]
-NANOGPT = {
-    ("gpt2", 32): (507_417, 21.3),
-    ("gpt2", 64): (524_040, 40.8),
-    ("gpt2-xl", 16): (49_430, 67.7),
-}
 
 
 @dataclass
 class Options:
     preset: str = "gpt2" if GPU else "demo"
     """A name of `qkv presets`, or demo: the GPT of `make demo`."""
+    depth: int | None = None
+    """Blocks, if fewer than the preset has: for a quick look at a wide model."""
     batch: int = 32 if GPU else 16
     steps: int = 30
     nanogpt: bool = False
     """Compute as nanoGPT's benchmark does: no biases in linear layers, and the exact GELU."""
+    biases: bool = True
+    """Biases in linear layers, as the preset has them."""
+    nanogpt_path: Path | None = None
+    """nanoGPT's folder: also time its own model.py; without biases, as its benchmark, or with."""
+    nanogpt_bias: bool = False
+    """Biases in nanoGPT's layers, as GPT-2 has them; its benchmark has none."""
+    fp8: bool = False
+    """Also time qkv with its output layer in FP8, on a GPU."""
+    optimizer: str = "adamw"
+    """The optimizer of qkv: adamw or muon."""
     peer: bool = False
     """Also time the same model of transformers, compiled on a GPU, with the same batches."""
+    compile: bool = True
+    """Compile the model on a GPU."""
     cuda_graph: bool = True
     """Capture a step as a CUDA graph."""
     alternate: int = 5
@@ -63,37 +74,52 @@ class Options:
 def size_of(options: Options) -> GPTConfig:
     config = demo.WRITER_CONFIG if options.preset == "demo" else preset(options.preset)
     assert isinstance(config, GPTConfig)
-    return config
+    return replace(config, depth=options.depth or config.depth)
+
+
+class OurStep:
+    """A training step of qkv: gradients, their norm, the guard, clipping and the optimizer."""
+
+    def __init__(self, options: Options, device: torch.device) -> None:
+        config = replace(size_of(options), dropout=0.0, attention_dropout=0.0)
+        if options.nanogpt or not options.biases:
+            config = replace(config, qkv_bias=False, output_bias=False, feed_forward_bias=False)
+        if options.nanogpt:
+            config = replace(config, activation="gelu")
+
+        with device:
+            self.model = build(config).train()
+
+        self.graphs = GPU and options.cuda_graph
+        self.objective = Objective(self.model, precision=best_precision(device))
+        if GPU and options.compile:
+            self.objective.compile_reader()
+        if self.graphs:
+            self.objective.use_cuda_graph()
+
+        self.optimizers = Optimizers(self.model, OptimizerConfig(optimizer=options.optimizer))
+        self.optimizers.set_rate(6e-4, 6e-4)
+        self.guard = Guard(2.0, 3)
+        self.world = World(device)
+        self.one = torch.ones((), device=device)
+
+    def use_fp8(self) -> None:
+        """From now on compute the output layer in FP8, in a new CUDA graph."""
+        self.objective.use_fp8()
+        if self.graphs:
+            self.objective.use_cuda_graph()
+
+    def __call__(self, ids: torch.Tensor) -> None:
+        batch = Batch(ids=ids[:, :-1].contiguous(), targets=ids[:, 1:].contiguous())
+        batch.__dict__.update(count=batch.targets.numel(), tokens=batch.ids.numel())
+        loss, _ = gradients_of(self.objective, batch, self.world, scale=self.one)
+        norm = gradient_norm(self.model.parameters())
+        self.optimizers.step(self.guard.is_bad(0, loss, norm), norm.clamp(min=1.0))
+        self.optimizers.zero_gradients()
 
 
 def ours(options: Options, device: torch.device) -> Step:
-    config = replace(size_of(options), dropout=0.0, attention_dropout=0.0)
-    if options.nanogpt:
-        config = replace(
-            config, qkv_bias=False, output_bias=False, feed_forward_bias=False, activation="gelu"
-        )
-    with device:
-        model = build(config).train()
-    objective = Objective(model, precision=best_precision(device))
-    if GPU:
-        objective.compile_reader()
-        if options.cuda_graph:
-            objective.use_cuda_graph()
-    optimizers = Optimizers(model, OptimizerConfig())
-    optimizers.set_rate(6e-4, 6e-4)
-    guard = Guard(2.0, 3)
-    world = World(device)
-    one = torch.ones((), device=device)
-
-    def step(ids: torch.Tensor) -> None:
-        batch = Batch(ids=ids[:, :-1].contiguous(), targets=ids[:, 1:].contiguous())
-        batch.__dict__.update(count=batch.targets.numel(), tokens=batch.ids.numel())
-        loss, _ = gradients_of(objective, batch, world, scale=one)
-        norm = gradient_norm(model.parameters())
-        optimizers.step(guard.is_bad(0, loss, norm), norm.clamp(min=1.0))
-        optimizers.zero_gradients()
-
-    return step
+    return OurStep(options, device)
 
 
 def transformers_peer(options: Options, device: torch.device) -> Step:
@@ -157,6 +183,12 @@ def transformers_peer(options: Options, device: torch.device) -> Step:
     return step
 
 
+def nanogpt_peer(options: Options, device: torch.device) -> Step:
+    assert options.nanogpt_path is not None
+    size = size_of(options)
+    return nanogpt_step(options.nanogpt_path, size, device, bias=options.nanogpt_bias)
+
+
 def main(options: Options) -> None:
     torch.set_float32_matmul_precision("high")
     device = torch.device("cuda" if GPU else "cpu")
@@ -166,10 +198,12 @@ def main(options: Options) -> None:
     peers = {"qkv": ours}
     if options.peer:
         peers["transformers"] = transformers_peer
+    if options.nanogpt_path is not None:
+        peers["nanoGPT"] = nanogpt_peer
 
     print(f"{options.preset}, a training step of {options.batch} x {size.context}; {machine()}")
     seconds = time_peers(peers, batches, options, device)
-    report(seconds, options.batch * size.context, options)
+    report(seconds, options.batch * size.context)
 
 
 def time_peers(
@@ -199,7 +233,14 @@ def time_peers(
 
         print(f"  {name}: ready after {time.perf_counter() - begin:.0f} s{memory}", flush=True)
         if GPU:
-            seconds[name] = clock(steps.pop(name), batches, options.steps)
+            step = steps.pop(name)
+            seconds[name] = clock(step, batches, options.steps)
+            if options.fp8 and isinstance(step, OurStep):
+                step.use_fp8()
+                clock(step, batches, 2)  # captures it
+                seconds["qkv, FP8"] = clock(step, batches, options.steps)
+
+            del step
 
     if not GPU:
         for _ in range(options.alternate):
@@ -209,21 +250,13 @@ def time_peers(
     return seconds
 
 
-def report(seconds: dict[str, float], tokens: int, options: Options) -> None:
+def report(seconds: dict[str, float], tokens: int) -> None:
     for name, took in seconds.items():
         ratio = ""
         if name != "qkv":
             ratio = f"   x {took / seconds['qkv']:.3f}"
 
         print(f"  {name:14} {took * 1e3:9.2f} ms per step {tokens / took:12,.0f} tokens/s{ratio}")
-
-    recorded = NANOGPT.get((options.preset, options.batch))
-    if GPU and recorded:
-        rate, memory = recorded
-        print(
-            f"  nanoGPT, recorded: {rate:,} tokens/s, {memory} GiB: "
-            f"qkv is x {tokens / seconds['qkv'] / rate:.3f}"
-        )
 
 
 def clock(step: Step, batches: list[torch.Tensor], steps: int) -> float:

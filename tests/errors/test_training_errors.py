@@ -194,6 +194,11 @@ def test_invalid_values(
     qkv.fail(message, flag, value)
 
 
+def test_fp8_needs_a_gpu_and_a_gpt(qkv: Command) -> None:
+    qkv.fail(r"fp8: expected a GPU with FP8, not cpu", "--fp8", "--device", "cpu")
+    qkv.fail(r"fp8: expected a gpt", "--fp8", "--device", "cpu", family="bert")
+
+
 def test_a_precision_that_the_cpu_cannot_compute(
     qkv: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:

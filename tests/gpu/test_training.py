@@ -72,12 +72,15 @@ def test_a_cuda_graph_has_the_gradients_of_eager_mode(precision: Any) -> None:
 
 
 @pytest.mark.usefixtures("qkv_unchecked", "fresh_compiler")
+@pytest.mark.parametrize("compiled", [True, None])  # by default not, in so short a run
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_half_precision_learns_as_float32_does(
-    precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    precision: str, compiled: bool | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    expected = train(tmp_path / "float32", tmp_path, monkeypatch, precision="float32")
-    loss = train(tmp_path / precision, tmp_path, monkeypatch, precision=precision)
+    expected = train(
+        tmp_path / "float32", tmp_path, monkeypatch, precision="float32", compile=compiled
+    )
+    loss = train(tmp_path / precision, tmp_path, monkeypatch, precision=precision, compile=compiled)
     assert expected < 2.5
     assert abs(loss - expected) < 0.1
 
@@ -86,7 +89,12 @@ def test_half_precision_learns_as_float32_does(
 def test_a_resumed_run_ends_with_the_same_bits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    flags = {"precision": "bf16", "deterministic": True, "checkpoint_every": 20}
+    flags = {
+        "precision": "bf16",
+        "deterministic": True,
+        "checkpoint_every": 20,
+        "compile": True,
+    }
     train(tmp_path / "whole", tmp_path, monkeypatch, **flags)
     train(tmp_path / "parts", tmp_path, monkeypatch, steps=20, **flags)
     train(tmp_path / "parts", tmp_path, monkeypatch, resume=True, **flags)

@@ -22,6 +22,22 @@ def softmax_loss_(
     logits: Tensor, V: int, targets: Tensor, smoothing: float, shares: Tensor | None = None
 ) -> Tensor:
     """The same as `loss.softmax_loss_`, which defines it, in one pass per row."""
+    return losses_of_rows(logits, V, targets, smoothing, shares).sum()
+
+
+def losses_of_rows(
+    logits: Tensor,
+    V: int,
+    targets: Tensor,
+    smoothing: float,
+    shares: Tensor | None = None,
+    log_totals: Tensor | None = None,
+) -> Tensor:
+    """The loss of every row; its gradient overwrites the logits.
+
+    With `log_totals` the logits stay, and the logarithm of each row's sum of exponentials is
+    written there.
+    """
     rows = logits.shape[0]
     losses = torch.empty(rows, dtype=torch.float32, device=logits.device)
     row_shares = losses  # a tensor must be passed; it is not read
@@ -33,6 +49,7 @@ def softmax_loss_(
         targets,
         losses,
         row_shares,
+        losses if log_totals is None else log_totals,
         V,
         logits.shape[1],
         logits.stride(0),
@@ -40,12 +57,13 @@ def softmax_loss_(
         IGNORE,
         SMOOTH=smoothing > 0,
         SHARES=shares is not None,
+        SLOPES=log_totals is None,
         LANES=4096,
         DEEP=2,
         num_warps=16,
     )
 
-    return losses.sum()
+    return losses
 
 
 if triton is not None:
@@ -62,8 +80,9 @@ if triton is not None:
 
     @triton.jit
     def loss_of_row(  # type: ignore[no-untyped-def]
-        logits, targets, losses, shares, V, P, stride, smoothing, ignore,
-        SMOOTH: tl.constexpr, SHARES: tl.constexpr, LANES: tl.constexpr, DEEP: tl.constexpr,
+        logits, targets, losses, shares, log_totals, V, P, stride, smoothing, ignore,
+        SMOOTH: tl.constexpr, SHARES: tl.constexpr, SLOPES: tl.constexpr,
+        LANES: tl.constexpr, DEEP: tl.constexpr,
     ):  # fmt: skip
         """Loss and gradient of one row of logits, in tiles of DEEP x LANES columns.
 
@@ -104,20 +123,23 @@ if triton is not None:
         share = tl.load(shares + row) if SHARES else 1.0
         tl.store(losses + row, tl.where(has_target, loss * share, 0.0))
 
-        # Second pass: the gradient overwrites the logits
-        scale = tl.where(has_target, share, 0.0)
-        uniform = scale * smoothing / V
-        for start in range(0, whole, DEEP * LANES):
-            x = tl.load(logits + start + tile).to(tl.float32)
-            slope = tl.exp2((x - log_total) * LOG2_E) * scale - uniform
-            tl.store(logits + start + tile, slope.to(logits.dtype.element_ty))
+        if SLOPES:
+            # Second pass: the gradient overwrites the logits
+            scale = tl.where(has_target, share, 0.0)
+            uniform = scale * smoothing / V
+            for start in range(0, whole, DEEP * LANES):
+                x = tl.load(logits + start + tile).to(tl.float32)
+                slope = tl.exp2((x - log_total) * LOG2_E) * scale - uniform
+                tl.store(logits + start + tile, slope.to(logits.dtype.element_ty))
 
-        x = tl.load(logits + rest, mask=rest < V, other=float("-inf")).to(tl.float32)
-        slope = tl.where(rest < V, tl.exp2((x - log_total) * LOG2_E) * scale - uniform, 0.0)
-        tl.store(logits + rest, slope.to(logits.dtype.element_ty), mask=rest < P)
+            x = tl.load(logits + rest, mask=rest < V, other=float("-inf")).to(tl.float32)
+            slope = tl.where(rest < V, tl.exp2((x - log_total) * LOG2_E) * scale - uniform, 0.0)
+            tl.store(logits + rest, slope.to(logits.dtype.element_ty), mask=rest < P)
 
-        # The target's own gradient, after all the others are written
-        tl.debug_barrier()
-        if has_target:
-            at_target = (tl.exp2((at_target - log_total) * LOG2_E) - (1 - smoothing)) * scale
-            tl.store(logits + target, (at_target - uniform).to(logits.dtype.element_ty))
+            # The target's own gradient, after all the others are written
+            tl.debug_barrier()
+            if has_target:
+                at_target = (tl.exp2((at_target - log_total) * LOG2_E) - (1 - smoothing)) * scale
+                tl.store(logits + target, (at_target - uniform).to(logits.dtype.element_ty))
+        else:
+            tl.store(log_totals + row, log_total)

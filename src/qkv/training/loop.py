@@ -56,7 +56,7 @@ def training_loop(run: Run, samples: SampleTexts | None = None) -> TrainingResul
         closing(run.metrics),
         run.progress,
         stop_on_signals() as stop_requested,
-        closing(Prefetcher(run.task.training)) as prefetcher,
+        closing(Prefetcher(run.task.training, run.prepare_batch)) as prefetcher,
     ):
         started = time.perf_counter()
         while state.step < run.steps and not run.stopped_early():

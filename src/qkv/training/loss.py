@@ -16,7 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from qkv.data.batches.batch import IGNORE
-from qkv.training import fused_loss
+from qkv.training import fp8_loss, fused_loss
 
 CHUNK_LOGITS = 2**25
 """Logits of one chunk on a CPU; as many are never chunked."""
@@ -33,6 +33,7 @@ def loss_sum(
     smoothing: float = 0.0,
     shares: Float[Tensor, "*n"] | None = None,
     chunk: int | None = None,
+    fp8: bool = False,
 ) -> Float[Tensor, ""]:
     """Sum over the positions of the cross-entropy of softmax(features weight^T + bias).
 
@@ -45,12 +46,16 @@ def loss_sum(
         smoothing: Label smoothing: the probability moved from the target to all tokens equally.
         shares: Weight of the loss of each position (default 1).
         chunk: Positions per chunk (default: chosen by size).
+        fp8: Compute the output layer in FP8 where that is supported.
     """
     features = features.flatten(0, -2)  # (N, E)
     targets = targets.flatten()  # (N,)
     chunk = chunk or chunk_rows(features.shape[0], weight.shape[0], features.is_cuda)
     if shares is not None:
         shares = shares.flatten()  # (N,)
+
+    if fp8 and fp8_loss.supports(features, weight, bias, shares, chunk):
+        return fp8_loss.Fp8Loss.apply(features, weight, targets, smoothing, chunk)
 
     return ChunkedLoss.apply(features, weight, bias, targets, smoothing, chunk, shares)
 

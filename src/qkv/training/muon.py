@@ -1,74 +1,145 @@
 """The Muon optimizer: orthogonalised momentum, in float32 on a CPU and in bf16 on a GPU.
 
-torch.optim.Muon always iterates in bf16. A CPU without bf16 instructions emulates it, ten times
-slower than float32.
+torch.optim.Muon always iterates in bf16, one matrix at a time. A CPU without bf16 instructions
+emulates it, ten times slower than float32; a GPU has little to do for one matrix. Here all matrices
+of one shape are iterated together, and nothing is read back from the device.
 """
 
 from __future__ import annotations
 
 import math
+import operator
 from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 
 class Muon(torch.optim.Muon):
-    """torch.optim.Muon with the same hyperparameters, state and update; only the dtype differs."""
+    """torch.optim.Muon with the same hyperparameters, state and update.
+
+    As in torch's fused optimizers, the gradients are divided by the tensor `grad_scale`, and a step
+    changes nothing if the tensor `found_inf` is not 0.
+    """
+
+    grad_scale: Tensor | None = None
+    found_inf: Tensor | None = None
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.stacks: dict[tuple[int, ...], tuple[Tensor, list[Tensor]]] = {}
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         assert closure is None, "the training loop computes the gradients itself"
         for group in self.param_groups:
+            by_shape: dict[torch.Size, list[Tensor]] = {}
             for parameter in group["params"]:
                 if parameter.grad is not None:
-                    self.update(parameter, group)
+                    by_shape.setdefault(parameter.shape, []).append(parameter)
 
-    def update(self, parameter: Tensor, group: dict[str, Any]) -> None:
-        """Move one matrix along its orthogonalised momentum."""
-        gradient = parameter.grad
-        assert gradient is not None
+            for parameters in by_shape.values():
+                self.update(parameters, group)
 
-        # Momentum
-        state = self.state[parameter]
-        if "momentum_buffer" not in state:
-            state["momentum_buffer"] = torch.zeros_like(
-                gradient, memory_format=torch.preserve_format
-            )
+    def update(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
+        """Move matrices of one shape along their orthogonalised momentum."""
+        gradients = self.gradients(parameters)  # (n, M, N)
+        good = torch.ones((), device=gradients.device)
+        if self.found_inf is not None:
+            good = (self.found_inf == 0).float()
 
-        momentum = state["momentum_buffer"]
-        momentum.lerp_(gradient, 1 - group["momentum"])
+        # Momentum, which a bad step leaves as it is
+        momentum = self.momentum_of(parameters)  # (n, M, N)
+        momentum.lerp_(gradients, (good * (1 - group["momentum"])).to(momentum.dtype))
+        if isinstance(momentum, DTensor):
+            self.copy_to_states(momentum, parameters)
         if group["nesterov"]:
-            momentum = gradient.lerp(momentum, group["momentum"])
+            momentum = gradients.lerp(momentum, group["momentum"])
 
         # Update
-        direction = orthogonalised(
+        directions = orthogonalised(
             momentum, group["ns_coefficients"], group["ns_steps"], group["eps"]
         )
-        rows, columns = parameter.shape
-        parameter.mul_(1 - group["lr"] * group["weight_decay"])
-        parameter.add_(direction, alpha=-group["lr"] * math.sqrt(max(1, rows / columns)))
+        rows, columns = parameters[0].shape
+        rate = good * (group["lr"] * math.sqrt(max(1, rows / columns)))
+        change = directions * rate.to(momentum.dtype).view(1)  # in the weights' dtype
+        torch._foreach_mul_(parameters, 1 - good * (group["lr"] * group["weight_decay"]))
+        torch._foreach_sub_(parameters, list(change.unbind()))
+
+    def gradients(self, parameters: list[Tensor]) -> Float[Tensor, "n M N"]:
+        """The divided gradients; zeros in a bad step, whose gradients may be NaN or infinite."""
+        gradients = stack([parameter.grad for parameter in parameters])  # type: ignore[misc]
+        if self.grad_scale is not None:
+            gradients = gradients / self.grad_scale.to(gradients.dtype)
+        if self.found_inf is not None:
+            gradients = torch.where(self.found_inf == 0, gradients, 0.0)
+
+        return gradients
+
+    def momentum_of(self, parameters: list[Tensor]) -> Float[Tensor, "n M N"]:
+        """The momentum of matrices of one shape, stacked; their states are its parts.
+
+        With FSDP the stack is a copy of the states.
+        """
+        key = tuple(map(id, parameters))
+        stacked, parts = self.stacks.get(key, (None, []))
+        states = [self.state[parameter] for parameter in parameters]
+        buffers = [state.get("momentum_buffer") for state in states]
+        if stacked is not None and all(map(operator.is_, buffers, parts)):
+            return stacked
+
+        # The first step, or the first after the state was loaded
+        for state, parameter in zip(states, parameters, strict=True):
+            if "momentum_buffer" not in state:
+                state["momentum_buffer"] = torch.zeros_like(parameter)
+
+        stacked = torch.stack([state["momentum_buffer"] for state in states])
+        if isinstance(stacked, DTensor):
+            return stacked
+
+        parts = list(stacked.unbind())
+        self.stacks[key] = (stacked, parts)
+        for state, part in zip(states, parts, strict=True):
+            state["momentum_buffer"] = part
+
+        return stacked
+
+    def copy_to_states(self, momentum: Tensor, parameters: list[Tensor]) -> None:
+        for parameter, part in zip(parameters, momentum.unbind(), strict=True):
+            self.state[parameter]["momentum_buffer"].copy_(part)
+
+
+def stack(matrices: list[Tensor]) -> Float[Tensor, "n M N"]:
+    """torch.stack; on a GPU with one kernel instead of a copy for each matrix."""
+    if not matrices[0].is_cuda or isinstance(matrices[0], DTensor):
+        return torch.stack(matrices)
+
+    stacked = matrices[0].new_empty(len(matrices), *matrices[0].shape)
+    torch._foreach_copy_(list(stacked.unbind()), matrices)
+
+    return stacked
 
 
 def orthogonalised(
-    matrix: Float[Tensor, "M N"], coefficients: tuple[float, float, float], steps: int, eps: float
-) -> Float[Tensor, "M N"]:
-    """About U Vᵀ of the singular value decomposition U S Vᵀ, by Newton-Schulz iterations."""
+    matrices: Float[Tensor, "n M N"],
+    coefficients: tuple[float, float, float],
+    steps: int,
+    eps: float,
+) -> Float[Tensor, "n M N"]:
+    """About U Vᵀ of the singular value decompositions U S Vᵀ, by Newton-Schulz iterations."""
     a, b, c = coefficients
-    x = matrix.to(iteration_dtype(matrix))
-    tall = matrix.shape[0] > matrix.shape[1]
-    if tall:
-        x = x.T  # (R, C) with R <= C, so that the Gram matrix is the small one
-
-    x = x / x.norm().clamp(min=eps)
+    x = matrices.to(iteration_dtype(matrices))
+    x = x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=eps)
+    tall = matrices.shape[-2] > matrices.shape[-1]
     for _ in range(steps):
-        gram = x @ x.T  # (R, R)
-        polynomial = torch.addmm(gram, gram, gram, beta=b, alpha=c)
-        x = torch.addmm(x, polynomial, x, beta=a)
-
-    if tall:
-        x = x.T
+        gram = x.mT @ x if tall else x @ x.mT  # (n, R, R), the smaller of both
+        polynomial = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
+        if tall:
+            x = torch.baddbmm(x, x, polynomial, beta=a)
+        else:
+            x = torch.baddbmm(x, polynomial, x, beta=a)
 
     return x
 

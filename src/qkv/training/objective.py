@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from qkv.data.batches.batch import Batch
 from qkv.models.model import Model
+from qkv.nn.fused import fused_feed_forward
 from qkv.training.carried_memory import CarriedMemory
 from qkv.training.loss import loss_sum
 from qkv.training.systems.gradient_checkpointing import recompute_activations
@@ -83,6 +84,7 @@ class Objective(nn.Module):
         if precision != "float32":
             self.reader = Cast(self.reader, DTYPES[precision])
 
+        self.fp8 = False
         self.compiled: Callable[[Batch], Any] | None = None
         self.cuda_graphs: StepGraphRunner | None = None
 
@@ -93,11 +95,19 @@ class Objective(nn.Module):
         take longer than it saves.
         """
         recompute_activations(self.model)  # nearly free where the compiler fuses it
+        fused_feed_forward.install(self.model)
         self.compiled = torch.compile(self.reader)
 
-    def use_cuda_graph(self, wait: int = 0) -> None:
-        """On one GPU: capture steps of shapes that have come more than `wait` times."""
-        self.cuda_graphs = StepGraphRunner(self, wait)
+    def use_fp8(self) -> None:
+        """In training, compute the output layer in FP8."""
+        self.fp8 = True
+
+    def use_cuda_graph(self, wait: int = 0, shaped: Callable[[Batch], Batch] | None = None) -> None:
+        """On one GPU: capture steps of shapes that have come more than `wait` times.
+
+        `shaped` pads a batch to one of few shapes.
+        """
+        self.cuda_graphs = StepGraphRunner(self, wait, shaped)
 
     def read(self, batch: Batch) -> Any:
         """The forward pass of a batch, compiled where it is and in training."""
@@ -111,7 +121,8 @@ class Objective(nn.Module):
         if self.training:
             smoothing = self.smoothing
 
-        return token_loss(self.model, self.read(batch), batch.targets, smoothing=smoothing)
+        features = self.read(batch)
+        return token_loss(self.model, features, batch.targets, smoothing=smoothing, fp8=self.fp8)
 
 
 def token_loss(
@@ -120,6 +131,6 @@ def token_loss(
     """The summed loss of tokens that a model predicts from its features; see `loss_sum`."""
     weight, bias = model.output_layer
     if not isinstance(weight, Tensor):
-        raise TypeError("model: int8 weights are frozen; train the float32 model")
+        raise TypeError(f"model: {weight.kind} weights are frozen; train the float32 model")
 
     return loss_sum(features, weight, bias, targets, **options)

@@ -81,10 +81,10 @@ class Optimizers:
     def step(self, bad: Tensor, divisor: Tensor) -> None:
         """Update with the gradients divided by `divisor`; if `bad` is not 0, change nothing.
 
-        A fused kernel, as AdamW's, does both by itself, so that the host need not read `bad`.
+        AdamW's fused kernel and Muon do both by themselves, so that the host need not read `bad`.
         """
         for optimizer in self.optimizers:
-            if optimizer.defaults.get("fused"):
+            if optimizer.defaults.get("fused") or isinstance(optimizer, Muon):
                 optimizer.grad_scale = divisor  # type: ignore[attr-defined]
                 optimizer.found_inf = bad  # type: ignore[attr-defined]
                 optimizer.step()

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from qkv import artifact
 from qkv.checkpoint import CHECKPOINTS, Checkpoint
+from qkv.data.batches.batch import Batch
 from qkv.models.model import Model
 from qkv.models.registry import with_weights
 from qkv.training.average import ExponentialAverage, copy_weights, mean_of
@@ -30,7 +31,7 @@ from qkv.training.schedule import highest_rate, learning_rate
 from qkv.training.setup.cost import cost, measured_peak, memory_used
 from qkv.training.setup.objective_setup import build_objective, configure_torch, micro_batches
 from qkv.training.setup.training_task import TrainingTask
-from qkv.training.step import PendingStep, validate
+from qkv.training.step import HostCopy, PendingStep, validate
 from qkv.training.systems.distributed import World, uses_fsdp
 
 AVERAGED = 3
@@ -172,10 +173,19 @@ class Run:
         """Whether early stopping ended the run: no better validation for `stop_after` in a row."""
         return self.config.stop_after is not None and self.state.stale >= self.config.stop_after
 
+    def prepare_batch(self, batch: Batch) -> Batch:
+        """The batch as the device takes it, made ahead by the prefetching thread."""
+        graphs = getattr(self.objective, "cuda_graphs", None)
+        if graphs is not None and self.state.parts == 1:
+            batch = graphs.shaped(batch)
+
+        return batch.pin()
+
     def count_step(self, position: int, statistics: Tensor, tokens: int, seconds: float) -> None:
         """Note that a step was sent to the device; its statistics are logged later."""
         state = self.state
-        self.pending.append(PendingStep(state.step, position, statistics, tokens, seconds))
+        sent = HostCopy(statistics)
+        self.pending.append(PendingStep(state.step, position, sent, tokens, seconds))
         state.step += 1
         state.tokens += tokens
         state.seconds += seconds
@@ -192,7 +202,7 @@ class Run:
 
     def observe_step(self, done: PendingStep) -> None:
         """Write a step's metrics, and its event if it was skipped."""
-        loss, norm, bad, scale = done.statistics.tolist()
+        loss, norm, bad, scale = done.statistics.read()
         speed = done.tokens / done.seconds
         # The peak was measured while the machine was busy if a step exceeds it.
         self.peak = max(self.peak, self.flops_per_token * speed)

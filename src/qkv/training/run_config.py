@@ -189,8 +189,9 @@ class RunOptions:
     device: str | None = None
     """cpu, cuda, cuda:1 ... (default: a GPU if there is one)."""
     compile: bool | None = None
-    """Compile the model first, which takes tens of seconds (default: on a GPU for gpt and bert; not
-    for transformer and rnn, whose batches have many shapes, nor in fine-tuning)."""
+    """Compile the model first, which takes tens of seconds (default: on a GPU for gpt and bert, if
+    the run is long enough to save more; not for transformer and rnn, whose batches have many
+    shapes, nor in fine-tuning)."""
     recompute: bool = False
     """Gradient checkpointing: store only the input of each block and recompute the rest in the
     backward pass, for less memory."""
@@ -262,6 +263,9 @@ class RunConfig(RunOptions):
     batch_tokens: int = 4096
     """Tokens per update, over all micro-batches and machines, in whole rows; in translation the
     tokens of each side, padding included."""
+    fp8: bool = False
+    """Compute the output layer of a gpt in 8-bit floating point (FP8), on a GPU of 2023 or later;
+    all else stays in bf16."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -18,12 +18,32 @@ from qkv.training.setup.training_task import TrainingData
 from qkv.training.systems.distributed import World, gradient_sync, reshard
 
 
+class HostCopy:
+    """A small tensor on its way to the host, behind the kernels that compute it.
+
+    Reading it waits for those kernels alone, not for what was launched since.
+    """
+
+    def __init__(self, values: Tensor) -> None:
+        self.values = values.to("cpu", non_blocking=True)
+        self.arrived: torch.cuda.Event | None = None
+        if values.is_cuda:
+            self.arrived = torch.cuda.Event()
+            self.arrived.record()
+
+    def read(self) -> list[float]:
+        if self.arrived is not None:
+            self.arrived.synchronize()
+
+        return self.values.tolist()
+
+
 class PendingStep(NamedTuple):
     """A step that the device is computing; its statistics are read back one step later."""
 
     step: int
     position: int
-    statistics: Tensor
+    statistics: HostCopy
     """Loss, gradient norm, 1 if the step is bad, fp16's loss scale."""
     tokens: int
     seconds: float
@@ -88,9 +108,13 @@ def accumulate(
 
         # One micro-batch of a known shape: replay its CUDA graph
         graphs = isinstance(objective, Objective) and objective.cuda_graphs
-        if graphs and len(parts) == 1 and graphs.supports(part):
-            factor = torch.as_tensor(scale / count, device=world.device)
-            return graphs.gradients(part.pin(), factor, dropout_seed)
+        if graphs and len(parts) == 1:
+            part = graphs.shaped(part)
+            if graphs.supports(part):
+                factor = torch.as_tensor(scale / count, device=world.device)
+                captured = graphs.gradients(part.pin(), factor, dropout_seed)
+                if captured is not None:
+                    return captured
 
         # Otherwise forward and backward; ranks exchange gradients with the last micro-batch
         torch.manual_seed(dropout_seed)

@@ -15,6 +15,7 @@ from qkv.checkpoint import RUN
 from qkv.models.convert.hf_folder import TOKENIZER
 from qkv.models.model import Model
 from qkv.models.registry import Config
+from qkv.nn.fused import fp8
 from qkv.plugins import find_plugin
 from qkv.training.finetune.finetune_config import FinetuneConfig
 from qkv.training.loop import TrainingResult, training_loop
@@ -35,7 +36,7 @@ from qkv.training.setup.run_folder import (
 )
 from qkv.training.setup.training_plan import plan_table, report_table, warmup_notes
 from qkv.training.setup.training_task import TrainingTask, assemble, meta_model
-from qkv.training.systems.distributed import World, join_process_group
+from qkv.training.systems.distributed import World, join_process_group, uses_fsdp
 from qkv.training.systems.precision import best_precision, check_precision
 
 SampleMaker = Callable[[TrainingTask], Callable[[Model], list[str]]]
@@ -167,9 +168,17 @@ def check_machine(
     data: DataConfig | FinetuneConfig, run: RunConfig, world: World, console: Console
 ) -> None:
     """Check that this machine can compute in the precision, and that all processes can read."""
-    warning = check_precision(run.precision or best_precision(world.device), world.device)
+    precision = run.precision or best_precision(world.device)
+    warning = check_precision(precision, world.device)
     if warning is not None:
         console.print(warning)
+
+    if run.fp8:
+        fp8.check_supported(world.device)
+        if precision == "float32":
+            raise ValueError("fp8: expected bf16 or fp16 for all other layers, not float32")
+        if uses_fsdp(world, run.distributed):
+            raise ValueError("fp8: expected one GPU or --distributed ddp, not fsdp")
 
     if world.size > 1 and "-" in data.data:
         raise ValueError(
@@ -247,7 +256,10 @@ def with_defaults(
 def check_supported(config: Config, optimizer: OptimizerConfig, run: RunConfig) -> None:
     """Raise for options that the model does not support, before anything is written."""
     find_plugin(optimizer.optimizer, OPTIMIZERS, "optimizer")
-    if meta_model(config).stacks:
+    model = meta_model(config)
+    if run.fp8 and (model.predicts != "next" or model.output_layer[1] is not None):
+        raise ValueError("fp8: expected a gpt, whose output layer has no bias; leave it out")
+    if model.stacks:
         return
     if run.recompute:
         raise ValueError("recompute: an RNN has no blocks to recompute; leave it out")

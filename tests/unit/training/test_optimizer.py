@@ -184,9 +184,10 @@ def test_muon_does_not_update_biases_in_the_shape_of_a_matrix() -> None:
 
 
 def matrices(count: int = 3) -> list[list[Tensor]]:
-    """Gradients of one wide, one square and one tall matrix, for several steps."""
+    """Gradients of wide, square and tall matrices, some of one shape, for several steps."""
     torch.manual_seed(3)
-    return [[torch.randn(shape) for shape in ((4, 9), (5, 5), (8, 3))] for _ in range(count)]
+    shapes = ((4, 9), (5, 5), (8, 3), (4, 9), (8, 3), (4, 9))
+    return [[torch.randn(shape) for shape in shapes] for _ in range(count)]
 
 
 def weights_after(optimizer: torch.optim.Optimizer, steps: list[list[Tensor]]) -> list[Tensor]:
@@ -244,7 +245,7 @@ def test_muon_never_computes_in_bf16_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -
 def test_the_orthogonalised_matrix_has_singular_values_near_one(shape: tuple[int, int]) -> None:
     torch.manual_seed(0)
     matrix = torch.randn(shape, dtype=torch.float64)
-    result = orthogonalised(matrix, (3.4445, -4.7750, 2.0315), 5, 1e-7)
+    result = orthogonalised(matrix.unsqueeze(0), (3.4445, -4.7750, 2.0315), 5, 1e-7)[0]
     assert result.dtype == torch.float64
     left, _, right = torch.linalg.svd(matrix, full_matrices=False)
     values = torch.diagonal(left.T @ result @ right.T)

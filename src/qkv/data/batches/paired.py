@@ -8,11 +8,12 @@ from functools import lru_cache
 from itertools import pairwise
 
 import numpy as np
-from jaxtyping import Int
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
 
 from qkv.data.batches.batch import IGNORE, Batch
 from qkv.data.batches.order import check_seed, epoch_and_index, random_generator
-from qkv.data.batches.padding import pad_rows
 from qkv.data.tokens.token_arrays import Pairs
 
 
@@ -87,21 +88,53 @@ class PairedData:
 
     def build(self, chosen: Int[np.ndarray, "B"]) -> Batch:
         """A batch of the chosen pairs."""
-        numbers = chosen.tolist()
-        sources = [np.append(self.pairs.source(number), self.end) for number in numbers]
-        targets = [np.append(self.pairs.target(number), self.end) for number in numbers]
-        decoder_rows = [np.append(self.start, target[:-1]) for target in targets]
+        pairs = self.pairs
+        source, source_lengths = pairs.texts(pairs.sources, chosen)
+        target, target_lengths = pairs.texts(pairs.targets, chosen)
 
-        source_ids, source_padding_mask = pad_rows(sources, self.padding)
-        ids, padding_mask = pad_rows(decoder_rows, self.padding)
+        # Source + [end] for the encoder, [start] + target for the decoder, target + [end] to learn
+        source_ids = spread(source, source_lengths, self.padding, last=self.end)
+        ids = spread(target, target_lengths, self.padding, first=self.start)
+        targets = spread(target, target_lengths, IGNORE, last=self.end)
 
         return Batch(
-            ids=ids,
-            targets=pad_rows(targets, IGNORE)[0],
-            padding_mask=padding_mask,
-            source=source_ids,
-            source_padding_mask=source_padding_mask,
+            ids=torch.from_numpy(ids),
+            targets=torch.from_numpy(targets),
+            padding_mask=tokens_before(target_lengths + 1),
+            source=torch.from_numpy(source_ids),
+            source_padding_mask=tokens_before(source_lengths + 1),
         )
+
+
+def spread(
+    ids: Int[np.ndarray, "N"],
+    lengths: Int[np.ndarray, "B"],
+    padding: int,
+    *,
+    first: int | None = None,
+    last: int | None = None,
+) -> Int[np.ndarray, "B T"]:
+    """Texts, given one after another, as padded rows, each with a token before or after it."""
+    rows = np.full((len(lengths), int(lengths.max()) + 1), padding, dtype=np.int64)
+    text = rows[:, :-1]
+    if first is not None:
+        rows[:, 0] = first
+        text = rows[:, 1:]
+
+    text[np.arange(text.shape[1]) < lengths[:, None]] = ids
+    if last is not None:
+        rows[np.arange(len(rows)), lengths] = last
+
+    return rows
+
+
+def tokens_before(lengths: Int[np.ndarray, "B"]) -> Bool[Tensor, "B T"] | None:
+    """The padding mask of rows of these lengths; None if they are all equal."""
+    is_token = np.arange(int(lengths.max())) < lengths[:, None]
+    if is_token.all():
+        return None
+
+    return torch.from_numpy(is_token)
 
 
 def fitting_pairs(

@@ -62,6 +62,27 @@ class Tokens:
 
         return ids
 
+    def read_spans(
+        self, starts: Int[np.ndarray, "N"], lengths: Int[np.ndarray, "N"]
+    ) -> Int[np.ndarray, "T"]:
+        """The ids of several spans, one after another."""
+        before = np.cumsum(lengths) - lengths  # ids of the spans before each
+        positions = np.arange(lengths.sum()) + np.repeat(starts - before, lengths)
+        if len(positions) and not 0 <= positions.min() <= positions.max() < len(self):
+            raise IndexError(f"tokens {positions.min()} to {positions.max()} of {len(self)}")
+
+        positions += self.begin
+        if len(self.shards) == 1:
+            return self.shards[0][positions].astype(np.int64)
+
+        ids = np.empty(len(positions), dtype=np.int64)
+        numbers = np.searchsorted(self.borders, positions, side="right") - 1
+        for shard in np.unique(numbers).tolist():
+            here = numbers == shard
+            ids[here] = self.shards[shard][positions[here] - self.borders[shard]]
+
+        return ids
+
     @cached_property
     def ends(self) -> Int[np.ndarray, "texts"]:
         """The positions just after the last token of each text that ends in this part."""
@@ -124,6 +145,19 @@ class Pairs:
 
         start = int(side.ends[number - 1]) if number else 0
         return side.read(start, int(side.ends[number]))
+
+    def texts(
+        self, side: Tokens, numbers: Int[np.ndarray, "N"]
+    ) -> tuple[Int[np.ndarray, "T"], Int[np.ndarray, "N"]]:
+        """The ids of several texts of a side, one after another, and the length of each."""
+        if self.chosen is not None:
+            numbers = self.chosen[numbers]
+
+        stops = side.ends[numbers]
+        starts = np.where(numbers > 0, side.ends[numbers - 1], 0)
+        lengths = stops - starts
+
+        return side.read_spans(starts, lengths), lengths
 
     @cached_property
     def source_lengths(self) -> Int[np.ndarray, "pairs"]:

@@ -15,6 +15,9 @@ from qkv.models.registry import Config
 from qkv.training.setup.training_task import Workload, meta_model
 from qkv.training.systems.precision import DTYPES, Precision
 
+UTILISATION = 0.4
+"""The fraction of a machine's peak speed that estimated times assume."""
+
 
 @dataclass(frozen=True)
 class Cost:
@@ -122,6 +125,13 @@ def stored_per_token(model: Model, recompute: bool) -> float:
         return config.width * depth + block
 
     return block * depth
+
+
+def estimated_seconds(
+    flops: float, device: torch.device, precision: Precision, ranks: int = 1
+) -> float:
+    """How long this many operations take on this machine, before anything is measured."""
+    return flops / (UTILISATION * measured_peak(device, precision) * ranks)
 
 
 @cache

@@ -5,6 +5,8 @@ Everything here comes from outside the model, which is the same on one CPU and o
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import nn
 
@@ -13,16 +15,21 @@ from qkv.data.batches.chat import ConversationData
 from qkv.data.batches.labelled import LabelledData
 from qkv.data.batches.masked import MaskedData
 from qkv.data.batches.paired import PairedData
+from qkv.data.batches.shape_buckets import pad_to_bucket
 from qkv.data.batches.streams import StreamedData
+from qkv.models.input_checks import learned_context
 from qkv.models.model import Model
 from qkv.models.registry import build
 from qkv.training.objective import Objective
 from qkv.training.run_config import OptimizerConfig, RunConfig
+from qkv.training.setup.compile_choice import pays_in_run
 from qkv.training.setup.training_task import TrainingData, TrainingTask
 from qkv.training.systems.distributed import World, parallelize, uses_fsdp
 from qkv.training.systems.gradient_checkpointing import recompute_blocks
 from qkv.training.systems.precision import Precision, best_precision, check_precision
 
+NEW_SHAPE = 1
+"""The same for pairs, whose shapes are few and come in every epoch."""
 RARE_SHAPE = 2
 """A CUDA graph is captured for a batch shape that came more often than this, where shapes vary."""
 
@@ -65,6 +72,9 @@ def build_objective(
 
     # The objective, compiled and captured where that pays
     objective = task.objective(model, precision=objective_precision, smoothing=optimizer.smoothing)
+    if config.fp8:
+        objective.use_fp8()
+
     requested = config.compile
     if requested is None and is_recurrent(model):
         requested = False  # torch.compile breaks its graph at every recurrent layer
@@ -74,7 +84,10 @@ def build_objective(
 
         requested = False
 
-    if should_compile(requested, world.device.type, task.training):
+    compiles = should_compile(requested, world.device.type, task.training)
+    if compiles and requested is None and not config.deterministic:
+        compiles = pays_in_run(task, config, world, precision)
+    if compiles:
         objective.compile_reader()
 
     if world.device.type == "cuda":
@@ -87,18 +100,40 @@ def build_objective(
 
 
 def enable_cuda_graph(objective: Objective, data: TrainingData) -> None:
-    """Capture steps as CUDA graphs, unless batches differ in shape, as those of pairs do."""
-    if objective.compiled is not None and not isinstance(data, PairedData):
+    """Capture steps as CUDA graphs: of one shape, or of few, to which pairs are padded.
+
+    A graph repeats what Python did once, so code from outside is captured only if it is compiled,
+    which notices what would change.
+    """
+    if objective.compiled is None and has_outside_code(objective):
+        return
+    if isinstance(data, StreamedData):
+        return  # the memory of a stream is other tensors at every step
+
+    if isinstance(data, PairedData):
+        longest = learned_context(objective.model.config)
+        objective.use_cuda_graph(wait=NEW_SHAPE, shaped=partial(pad_to_bucket, longest=longest))
+    elif isinstance(data, CausalData | MaskedData) and not is_recurrent(objective):
         objective.use_cuda_graph()
     elif isinstance(data, LabelledData | ConversationData):
         objective.use_cuda_graph(wait=RARE_SHAPE)
+
+
+def has_outside_code(objective: nn.Module) -> bool:
+    """Whether a module is of neither this package nor PyTorch: a user's own attention, say."""
+    for module in objective.modules():
+        package = type(module).__module__.partition(".")[0]
+        if package not in ("qkv", "torch"):
+            return True
+
+    return False
 
 
 def should_compile(requested: bool | None, device: str, data: TrainingData) -> bool:
     """Whether the model is compiled; by default on a GPU, for batches of one shape.
 
     Batches of pairs differ in shape: compiling them takes minutes, and code for dynamic shapes is
-    slower than eager mode.
+    slower than CUDA graphs of eager mode.
     """
     if requested is not None:
         return requested

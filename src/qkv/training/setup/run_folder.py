@@ -255,7 +255,7 @@ def changes(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
     sentences: list[str] = []
     for part in ("optimizer", "run"):
         for name, new in now[part].items():
-            old = before[part].get(name)
+            old = before[part].get(name, new)  # an earlier version may not have the field
             if old != new and name not in UNREPORTED:
                 sentences.append(f"{name} is now {new}, was {old}")
 

@@ -10,13 +10,10 @@ from qkv.training.logging.progress import clock
 from qkv.training.loop import TrainingResult
 from qkv.training.run_config import OptimizerConfig, RunConfig
 from qkv.training.schedule import highest_rate, learning_rate, warmup_steps
-from qkv.training.setup.cost import Cost, cost, measured_peak
+from qkv.training.setup.cost import Cost, cost, estimated_seconds
 from qkv.training.setup.training_task import TrainingTask
 from qkv.training.systems.distributed import World, uses_fsdp
 from qkv.training.systems.precision import best_precision
-
-UTILISATION = 0.4
-"""The fraction of a machine's peak speed that the estimated time assumes."""
 
 
 def plan_table(
@@ -46,7 +43,7 @@ def plan_table(
     tokens = run.steps * task.training.tokens_per_step
     epochs = run.steps / task.training.steps_per_epoch
     flops = costs.flops_per_token * tokens
-    seconds = flops / (UTILISATION * measured_peak(world.device, precision) * world.size)
+    seconds = estimated_seconds(flops, world.device, precision, world.size)
     highest = highest_rate(optimizer, task.config.width, run.steps)
     warmup = warmup_steps(optimizer, run.steps)
 

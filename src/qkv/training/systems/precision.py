@@ -13,9 +13,10 @@ from functools import cache
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.func import functional_call
 
+from qkv.nn.recurrent import restore_own_weights
 from qkv.training.run_config import Precision
 
 DTYPES: dict[str, torch.dtype] = {
@@ -32,10 +33,63 @@ class Cast(nn.Module):
         super().__init__()
         self.module = module
         self.dtype = dtype
+        self.recurrent = [part for part in module.modules() if isinstance(part, nn.RNNBase)]
 
     def forward(self, *inputs: Any) -> Any:
-        weights = {name: weight.to(self.dtype) for name, weight in self.module.named_parameters()}
-        return functional_call(self.module, weights, inputs)
+        result = functional_call(self.module, cast_weights(self.module, self.dtype), inputs)
+        for cells in self.recurrent:
+            restore_own_weights(cells)
+
+        return result
+
+
+class CastTogether(torch.autograd.Function):
+    """Casts of many tensors, and of their gradients, with a kernel or two instead of one each."""
+
+    @staticmethod
+    def forward(ctx: Any, dtype: torch.dtype, *weights: Tensor) -> tuple[Tensor, ...]:
+        ctx.set_materialize_grads(False)
+        ctx.dtypes = [weight.dtype for weight in weights]
+        casts = [torch.empty_like(weight, dtype=dtype) for weight in weights]
+        torch._foreach_copy_(casts, weights)
+
+        return tuple(casts)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> Any:
+        results: list[Tensor | None] = [None, *gradients]
+        sources: list[Tensor] = []
+        targets: list[Tensor] = []
+        for number, dtype in enumerate(ctx.dtypes, start=1):
+            gradient = results[number]
+            if gradient is not None:
+                sources.append(gradient)
+                targets.append(torch.empty_like(gradient, dtype=dtype))
+                results[number] = targets[-1]
+
+        if sources:
+            torch._foreach_copy_(targets, sources)
+
+        return tuple(results)
+
+
+def cast_weights(module: nn.Module, dtype: torch.dtype) -> dict[str, Tensor]:
+    """The parameters of a module by name, cast; their gradients reach the parameters.
+
+    Compiled code fuses the single casts with what follows them.
+    """
+    named = dict(module.named_parameters())
+    if torch.compiler.is_compiling():
+        return {name: weight.to(dtype) for name, weight in named.items()}
+
+    # All results of one function get gradients, so frozen weights are cast by another call.
+    casts: dict[str, Tensor] = {}
+    for trained in (True, False):
+        chosen = {name: x for name, x in named.items() if x.requires_grad == trained}
+        if chosen:
+            casts |= zip(chosen, CastTogether.apply(dtype, *chosen.values()), strict=True)
+
+    return casts
 
 
 def best_precision(device: torch.device) -> Precision:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from qkv.data.batches.batch import Batch
@@ -11,8 +12,10 @@ from qkv.training.setup.training_task import TrainingData
 class Prefetcher:
     """Batches by their position in the data, each made while the one before is in use."""
 
-    def __init__(self, data: TrainingData) -> None:
+    def __init__(self, data: TrainingData, prepare: Callable[[Batch], Batch] | None = None) -> None:
+        """Nothing is made yet; `prepare` changes each batch in the thread, as pinning it does."""
         self.data = data
+        self.prepare = prepare
         self.thread = ThreadPoolExecutor(1, thread_name_prefix="batches")
         self.coming: tuple[int, Future[Batch]] | None = None
 
@@ -29,7 +32,10 @@ class Prefetcher:
     def make(self, position: int) -> Batch:
         batch = self.data.batch(position)
         _ = batch.count, batch.tokens  # computed here, not while the device waits
-        return batch
+        if self.prepare is None:
+            return batch
+
+        return self.prepare(batch)
 
     def close(self) -> None:
         self.thread.shutdown(wait=True, cancel_futures=True)

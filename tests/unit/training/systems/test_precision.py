@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 import subprocess
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 from torch import nn
 
 from qkv.models import build
 from qkv.training.objective import FeatureExtractor, Objective
+from qkv.training.run_config import DataConfig, RunConfig
 from qkv.training.systems import precision
-from qkv.training.systems.precision import Cast, best_precision, check_precision, cpu_slowdown
+from qkv.training.systems.distributed import World
+from qkv.training.systems.precision import (
+    Cast,
+    best_precision,
+    cast_weights,
+    check_precision,
+    cpu_slowdown,
+)
 from support.small_training import MODELS, random_batch
 
 CPU = torch.device("cpu")
@@ -33,6 +45,29 @@ def test_cast_computes_in_the_dtype_and_gradients_reach_the_weights() -> None:
     double(inputs).square().sum().backward()
     for gradient, weight in zip(gradients, double.parameters(), strict=True):
         torch.testing.assert_close(gradient, weight.grad.float())
+
+
+@pytest.mark.parametrize("kind", [nn.RNN, nn.LSTM, nn.GRU])
+def test_recurrent_layers_keep_no_cast_weights(kind: type[nn.RNNBase]) -> None:
+    """Otherwise the graph of a pass stays alive, and PyTorch moves the weights at the next call."""
+    layers = kind(3, 4, num_layers=2, batch_first=True)
+    Cast(layers, torch.float64)(torch.randn(2, 5, 3, dtype=torch.float64))
+    own = list(layers.parameters())
+    assert all(a is b for a, b in zip(layers._flat_weights, own, strict=True))
+    assert not layers._weights_have_changed()
+
+
+def test_frozen_and_unused_weights_get_no_gradients() -> None:
+    model = nn.ModuleDict({"used": nn.Linear(3, 3), "unused": nn.Linear(3, 3)})
+    model["used"].bias.requires_grad_(False)
+    weights = cast_weights(model, torch.float64)
+    assert list(weights) == ["used.weight", "unused.weight", "unused.bias", "used.bias"]
+    assert not weights["used.bias"].requires_grad
+    (weights["used.weight"] @ weights["used.bias"]).sum().backward()
+    expected = model["used"].bias.expand(3, 3)
+    torch.testing.assert_close(model["used"].weight.grad, expected)
+    assert model["unused"].weight.grad is None
+    assert model["used"].bias.grad is None
 
 
 @pytest.mark.parametrize("family", list(MODELS))
@@ -113,3 +148,21 @@ def test_an_unsupported_precision_raises_and_a_slow_one_warns(
     assert check_precision("bf16", torch.device("cuda")) is None
     monkeypatch.setattr(precision, "cpu_slowdown", lambda dtype: 1.0)
     assert check_precision("bf16", CPU) is None
+
+
+def test_fp8_needs_half_precision_for_the_rest_and_whole_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The device is taken for a GPU with FP8."""
+    training = import_module("qkv.training.train")  # the package has a function of this name
+    monkeypatch.setattr(training, "check_precision", lambda precision, device: None)
+    monkeypatch.setattr(training.fp8, "check_supported", lambda device: None)
+    data = DataConfig(data=("text.txt",))
+    alone = World(torch.device("cpu"))
+    monkeypatch.setattr(training, "uses_fsdp", lambda world, distributed: distributed == "fsdp")
+    half = RunConfig(out=tmp_path, fp8=True, precision="bf16")
+    training.check_machine(data, half, alone, Console())
+    with pytest.raises(ValueError, match=r"fp8: expected bf16 or fp16 .*not float32"):
+        training.check_machine(data, replace(half, precision="float32"), alone, Console())
+    with pytest.raises(ValueError, match=r"fp8: expected one GPU or --distributed ddp, not fsdp"):
+        training.check_machine(data, replace(half, distributed="fsdp"), alone, Console())

@@ -1,0 +1,1 @@
+"""Faster parts of a model for training on a GPU, installed from outside."""
