@@ -1,3 +1,3 @@
 """The version; imports nothing, and does not need the metadata of an installed package."""
 
-__version__ = "0.11.0"
+__version__ = "0.12.0"

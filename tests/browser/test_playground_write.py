@@ -84,10 +84,11 @@ def test_temperature_and_filters_change_the_next_token_probabilities(
 def test_generation_continues_from_a_chosen_alternative_and_is_undone(
     visit: Open, server: Any
 ) -> None:
-    page = visit(link(tab="write", model="gpt", prompt=PROMPT, seed=7, max_tokens=8))
+    page = visit(link(tab="write", model="gpt", prompt=PROMPT, seed=8, max_tokens=8))
     generate(page)
     before = tokens(page)
-    choice, prompt = completed(server, model="gpt", prompt=PROMPT, **DRAWN | {"max_tokens": 8})
+    drawn = DRAWN | {"max_tokens": 8, "seed": 8}
+    choice, prompt = completed(server, model="gpt", prompt=PROMPT, **drawn)
     token = choice["tokens"][3]
     page.locator(".result .tokens .token:not(.given)").nth(3).click()
     options = page.locator(".card .option")
@@ -101,7 +102,7 @@ def test_generation_continues_from_a_chosen_alternative_and_is_undone(
     written(page)
     ids = [entry["id"] for entry in [*prompt, *choice["tokens"][:3], chosen]]
     assert requests[0]["prompt"] == ids
-    on, _ = completed(server, model="gpt", prompt=ids, **DRAWN | {"max_tokens": 8})
+    on, _ = completed(server, model="gpt", prompt=ids, **drawn)
     assert tokens(page)[:3] == before[:3]
     assert tokens(page)[4:] == shown_as(page, [entry["text"] for entry in on["tokens"]])
     state = page.inner_text(".result .state")

@@ -57,3 +57,23 @@ def test_compiled_documents_equal_eager(B: int) -> None:
 
     compiled = torch.compile(run, backend="aot_eager", fullgraph=True)(*x, texts)
     assert_close(compiled, attend(*x, mask=Causal() & Document(texts), kernel="eager")[0])
+
+
+@pytest.mark.parametrize("name", ["strided", "fixed"])
+def test_compiled_sparse_patterns_equal_eager(name: str) -> None:
+    """Forward and backward are operators of their own, which are not traced."""
+    from qkv.nn.attention import Causal, Fixed, Strided, attend
+
+    mask = Causal() & (Strided(3) if name == "strided" else Fixed(3, 2))
+
+    def run(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return attend(query, key, value, mask=mask, kernel="sparse_flash")[0]
+
+    x = [
+        torch.randn(2, heads, 14, 4, dtype=torch.float64, requires_grad=True) for heads in (4, 2, 2)
+    ]
+    compiled = torch.compile(run, backend="aot_eager", fullgraph=True)(*x)
+    expected = attend(*x, mask=mask, kernel="eager")[0]
+    assert_close(compiled, expected)
+    actual = torch.autograd.grad(compiled.square().sum(), x)
+    assert_close(actual, torch.autograd.grad(expected.square().sum(), x))

@@ -41,6 +41,13 @@ class Machine:
     """float32 or bf16 (default: bf16 for a GPT on a GPU, otherwise float32)"""
     int8: bool = False
     """On a CPU: weights of eight bits, which reads a quarter of the memory per token."""
+    int4: bool = False
+    """On a CPU: weights of four bits in groups of 32, which loses a little quality."""
+
+    @property
+    def quantized(self) -> bool:
+        """True if the weights have few bits."""
+        return self.int8 or self.int4
 
 
 DEFAULT_MACHINE = Machine()
@@ -80,12 +87,19 @@ def load_on_device(name: str, machine: Machine, *families: type[Model]) -> Opene
             f"{vocabulary:,}"
         )
 
-    if machine.int8:
-        from qkv.models.variants.quantize import int8
-
-        model = int8(model)
+    model = quantize(model, machine)
 
     return Opened(model.to(device, dtype_of(machine, model, device)), tokenizer)
+
+
+def quantize(model: Model, machine: Machine) -> Model:
+    """The model with the weights that the options ask for."""
+    if not machine.quantized:
+        return model
+
+    from qkv.models.variants.quantize import int4, int8
+
+    return int4(model) if machine.int4 else int8(model)
 
 
 def check_family(name: str, model: Model, families: tuple[type[Model], ...]) -> None:
@@ -113,9 +127,15 @@ def device_of(machine: Machine) -> torch.device:
     device = device_named(machine.device)
     if machine.precision == "bf16" and device.type == "cpu":
         raise ValueError("precision: bf16 is for GPUs; expected float32 on a CPU")
+    if machine.int8 and machine.int4:
+        raise ValueError("int4: weights have eight bits or four; leave out int8 or int4")
     if machine.int8 and device.type != "cpu":
         raise ValueError(
             f"int8: weights of eight bits are for CPUs, not for {device.type}; leave it out"
+        )
+    if machine.int4 and device.type != "cpu":
+        raise ValueError(
+            f"int4: weights of four bits are for CPUs, not for {device.type}; leave it out"
         )
 
     return device

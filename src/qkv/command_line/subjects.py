@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from qkv.artifact import checksum
-from qkv.command_line.model_opening import Machine, device_of, open_model
+from qkv.command_line.model_opening import Machine, device_of, open_model, quantize
 from qkv.command_line.terminal_bars import progress_bar
 from qkv.data.sources.files import find_files
 from qkv.data.sources.named import is_named
@@ -31,16 +31,14 @@ def model_titles(models: Sequence[str]) -> list[str]:
 def open_subject(
     name: str, title: str, machine: Machine, *families: type[Model]
 ) -> tuple[Subject, dict[str, Any]]:
-    """A model to evaluate, and its identity: the checksum is of the weights before int8."""
+    """A model to evaluate, and its identity: the checksum is of the float32 weights."""
     device_of(machine)
-    model, tokenizer = open_model(name, replace(machine, int8=False), *families)
+    model, tokenizer = open_model(name, replace(machine, int8=False, int4=False), *families)
     identity = {"path": name, **identity_of(model, tokenizer), "int8": machine.int8}
-    if machine.int8:
-        from qkv.models.variants.quantize import int8
+    if machine.int4:
+        identity["int4"] = True
 
-        model = int8(model)
-
-    return Subject(title, model, tokenizer), identity
+    return Subject(title, quantize(model, machine), tokenizer), identity
 
 
 def identity_of(model: Model, tokenizer: Tokenizer) -> dict[str, Any]:

@@ -42,7 +42,7 @@ RESULTS = "results.json"
 PICTURE = "comparison.png"
 LIMITED = "validation.jsonl"
 RUNS = "runs"
-IDENTITY = ("family", "parameters", "sha256 of weights", "sha256 of tokenizer", "int8")
+IDENTITY = ("family", "parameters", "sha256 of weights", "sha256 of tokenizer", "int8", "int4")
 CHECKPOINT = 500
 """Steps between checkpoints."""
 SHOTS = (0, 1, 4, 16)
@@ -175,7 +175,7 @@ class Compare:
     def question(self, task: EvaluationTask, identity: dict[str, Any]) -> dict[str, Any]:
         """What a comparison must have in common with the one that it continues."""
         return {
-            "model": {name: identity[name] for name in IDENTITY},
+            "model": {name: identity[name] for name in IDENTITY if name in identity},
             "task": task.as_json(),
             "data": checksums_of(self.data),
             "validation": checksums_of(self.validation),

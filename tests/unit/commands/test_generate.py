@@ -14,7 +14,7 @@ from qkv.generation.search.beam_search import beam_search
 from qkv.generation.text import complete, prompt_ids
 from qkv.models import GPT
 from qkv.models.convert import write_folder
-from qkv.models.variants.quantize import int8
+from qkv.models.variants.quantize import int4, int8
 from qkv.text import Tokenizer
 from support.command_fixtures import Qkv
 
@@ -170,6 +170,19 @@ def test_int8(qkv: Qkv, models: Path) -> None:
         exact, rounded = opened(models / "gpt")[0](ids), eight(ids)
 
     assert 0 < (exact - rounded).abs().max() < 0.05 * exact.abs().max()
+
+
+def test_int4(qkv: Qkv, models: Path) -> None:
+    flags = ("the cat", "--length", 12, "--temperature", 0)
+    model, tokenizer = opened(models / "gpt")
+    four = int4(model)
+    assert isinstance(four, GPT)
+    (expected,) = complete(four, tokenizer, ["the cat"], length=12, temperature=0.0)
+    assert qkv("generate", models / "gpt", *flags, "--int4") == (expected + "\n", "", 0)
+
+    both = qkv("generate", models / "gpt", *flags, "--int4", "--int8")
+    assert both.code == 2
+    assert "int4: weights have eight bits or four" in both.error
 
 
 def test_a_full_context_is_noted(qkv: Qkv, models: Path) -> None:
