@@ -18,7 +18,7 @@ from qkv.nn.cache import StaticCache
 from qkv.nn.decode import decode_attention, decode_block
 from qkv.nn.feed_forward import FeedForward
 from qkv.nn.linear import gemv
-from qkv.nn.linear.int8 import Int8Matrix
+from qkv.nn.linear.frozen_matrix import FrozenMatrix
 from qkv.nn.linear.linear import Linear
 from qkv.nn.lora import (
     AdapterConfig,
@@ -253,7 +253,7 @@ def test_bytes_beside_adapters() -> None:
     ids, small = words(2, 5), int8(model)
     rounded = deepcopy(model)
     for path, part in small.named_modules():
-        if isinstance(part, Int8Matrix):
+        if isinstance(part, FrozenMatrix):
             rounded.get_parameter(path).data = part.dequantised()
     rounded.embedding.token.weight.data = small.embedding.token.weight.dequantised()
     assert_close(small(ids), rounded(ids), rtol=1e-4, atol=1e-4)

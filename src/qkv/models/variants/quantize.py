@@ -8,11 +8,12 @@ class, hook points and state as the original.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from copy import deepcopy
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from qkv.models.model import Model, backbone_of, uncompiled
 from qkv.models.variants.own_gpt import OwnGPT
@@ -21,6 +22,8 @@ from qkv.nn.linear.frozen_matrix import FrozenMatrix
 from qkv.nn.linear.int4 import Int4Matrix
 from qkv.nn.linear.int8 import Int8Embedding, Int8Matrix
 from qkv.nn.linear.linear import Linear
+from qkv.nn.linear.panel_matrix import Int4Panels, Int8Panels
+from qkv.nn.native import native_library
 
 
 def int8(model: Model) -> Model:
@@ -43,7 +46,7 @@ def int8(model: Model) -> Model:
         >>> int8(model)(torch.tensor([[1, 2, 3]])).shape
         torch.Size([1, 3, 10])
     """
-    return quantized(model, Int8Matrix)
+    return quantized(model, "int8", int8_matrix)
 
 
 def int4(model: Model) -> Model:
@@ -68,13 +71,23 @@ def int4(model: Model) -> Model:
         >>> int4(model)(torch.tensor([[1, 2, 3]])).shape
         torch.Size([1, 3, 10])
     """
-    return quantized(model, Int4Matrix)
+    return quantized(model, "int4", int4_matrix)
 
 
-def quantized(model: Model, matrix: type[Int8Matrix] | type[Int4Matrix]) -> Model:
-    """A copy whose linear layers have matrices of the given class."""
+def int8_matrix(matrix: Tensor) -> FrozenMatrix:
+    """A matrix in eight bits: for the compiled kernels, or for those of PyTorch."""
+    return Int8Matrix(matrix) if native_library.library() is None else Int8Panels(matrix)
+
+
+def int4_matrix(matrix: Tensor) -> FrozenMatrix:
+    """A matrix in four bits: for the compiled kernels, or for those of PyTorch."""
+    return Int4Matrix(matrix) if native_library.library() is None else Int4Panels(matrix)
+
+
+def quantized(model: Model, kind: str, round_matrix: Callable[[Tensor], FrozenMatrix]) -> Model:
+    """A copy whose linear layers have the rounded matrices."""
     model = uncompiled(model)
-    check_quantizable(model, matrix.kind)
+    check_quantizable(model, kind)
 
     # The memo makes deepcopy create new modules around the same weights.
     memo: dict[int, Any] = {}
@@ -85,10 +98,10 @@ def quantized(model: Model, matrix: type[Int8Matrix] | type[Int4Matrix]) -> Mode
     output = getattr(backbone_of(copy), "head", None)
     for module in list(copy.modules()):
         if isinstance(module, Linear):
-            kind = Int8Matrix if module is output else matrix
-            replace(module, "weight", kind(module.weight))
+            rounded = int8_matrix if module is output else round_matrix
+            replace(module, "weight", rounded(module.weight))
         elif isinstance(module, Embedding):
-            replace(module, "token", Int8Embedding(Int8Matrix(module.token.weight)))
+            replace(module, "token", Int8Embedding(int8_matrix(module.token.weight)))
 
     return copy.eval()
 

@@ -58,6 +58,19 @@ class KeyValueCache(Cache):
         Raises:
             ValueError: If the number of rows is not that of earlier calls.
         """
+        start = self.make_room(layer, key, value)
+        end = start + key.shape[2]
+        keys, values = self.buffers[layer]
+        keys[:, :, start:end] = key
+        values[:, :, start:end] = value
+        self.lengths[layer] = end
+
+        return self.read(layer)
+
+    def make_room(
+        self, layer: int, key: Float[Tensor, "B K T D"], value: Float[Tensor, "B K T X"]
+    ) -> int:
+        """The first of T new positions, for which a layer's buffers are large enough now."""
         start = self.lengths.get(layer, 0)
         if layer < self.depth:
             start = min(start, self.length)
@@ -69,12 +82,7 @@ class KeyValueCache(Cache):
         if layer not in self.buffers or self.buffers[layer][0].shape[2] < end:
             self.grow(layer, key, value, start, end)
 
-        keys, values = self.buffers[layer]
-        keys[:, :, start:end] = key
-        values[:, :, start:end] = value
-        self.lengths[layer] = end
-
-        return self.read(layer)
+        return start
 
     def grow(self, layer: int, key: Tensor, value: Tensor, start: int, end: int) -> None:
         """Replace a layer's buffers by larger ones with the same first positions."""

@@ -2,8 +2,8 @@
 
 Decoding multiplies few rows, so the calls between the products take as long as some of them:
 modules, checks of arguments, views. `CpuBlock` reads the weights of a block once and calls only
-what computes. `CpuBlocks.installed` lets the blocks of a model use it for steps with a
-`KeyValueCache`, with the same numbers.
+what computes: one kernel in C where it was compiled (native_block). `CpuBlocks.installed` lets the
+blocks of a model use it for steps with a `KeyValueCache`, with the same numbers.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ from qkv.nn.attention.mask import Causal, Mask
 from qkv.nn.block import Block
 from qkv.nn.cache.interface import NO_STATE, Cache
 from qkv.nn.cache.kv_cache import KeyValueCache
+from qkv.nn.decode import native_block
 from qkv.nn.decode.decode_block import is_plain, matrices
+from qkv.nn.decode.native_block import CompiledBlock
 from qkv.nn.feed_forward import activate
 from qkv.nn.linear.linear import Linear, linear, onednn_supports
 from qkv.nn.linear.onednn import as_prepacked
@@ -91,6 +93,7 @@ class CpuBlock:
         self.feed_forward_norm = norm_of(block.feed_forward_residual.norm)
         self.qkv, self.output, self.up, self.down = map(product_of, matrices(block))
         self.hooks = (block.hooks, attention.hooks, block.feed_forward.hooks)
+        self.compiled = CompiledBlock(block) if native_block.supports(block) else None
 
     def __call__(
         self,
@@ -114,9 +117,16 @@ class CpuBlock:
         return not any(hooks.callbacks for hooks in self.hooks)
 
     def run(
-        self, x: Float[Tensor, "B 1 E"], mask: Mask | None, rotary: Tensor | None, state: Cache
+        self,
+        x: Float[Tensor, "B 1 E"],
+        mask: Mask | None,
+        rotary: Tensor | None,
+        state: KeyValueCache,
     ) -> Float[Tensor, "B 1 E"]:
         """Norm, attention, residual, norm, feed-forward, residual."""
+        if self.compiled is not None and self.compiled.can_run(x, mask):
+            return self.compiled.run(x, mask, rotary, state)
+
         if self.before:
             x = x + self.attend(self.attention_norm(x), mask, rotary, state)
             return x + self.feed_forward(self.feed_forward_norm(x))

@@ -61,12 +61,7 @@ class Int8Matrix(FrozenMatrix):
         super().__init__()
         self.shape = matrix.shape
         self.piece = piece_length(len(matrix))
-        matrix = matrix.detach()
-
-        # A row of zeros has scale 1.
-        scale = matrix.abs().amax(1) / LARGEST
-        scale = scale.where(scale > 0, 1)
-        numbers = (matrix / scale.unsqueeze(1)).round()
+        numbers, scale = round_rows(matrix.detach())
         self.register_buffer("scale", scale)
         self.register_buffer("pieces", cut(numbers, self.piece))
         ends = torch.tensor([[-DIGIT - 1], [DIGIT]]).repeat(1, matrix.shape[1])
@@ -155,12 +150,19 @@ class Int8Matrix(FrozenMatrix):
 class Int8Embedding(nn.Module):
     """An embedding whose vectors are computed from bytes when they are looked up."""
 
-    def __init__(self, weight: Int8Matrix) -> None:
+    def __init__(self, weight: FrozenMatrix) -> None:
         super().__init__()
         self.weight = weight
 
     def forward(self, ids: Int[Tensor, "*n"]) -> Float[Tensor, "*n E"]:
         return self.weight.lookup(ids)
+
+
+def round_rows(matrix: Float[Tensor, "N E"]) -> tuple[Float[Tensor, "N E"], Float[Tensor, "N"]]:
+    """Each row as whole numbers from -127 to 127 and their scale; a row of zeros has scale 1."""
+    scale = matrix.abs().amax(1) / LARGEST
+    scale = scale.where(scale > 0, 1)
+    return (matrix / scale.unsqueeze(1)).round(), scale
 
 
 def piece_length(rows: int) -> int:

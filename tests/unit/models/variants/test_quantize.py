@@ -21,6 +21,8 @@ from qkv.nn.linear.frozen_matrix import FrozenMatrix, quantized_activations
 from qkv.nn.linear.int4 import SHARES, Int4Matrix, packed_order, unpack
 from qkv.nn.linear.int8 import Int8Embedding, Int8Matrix
 from qkv.nn.linear.linear import Linear
+from qkv.nn.linear.panel_matrix import Int4Panels, Int8Panels
+from qkv.nn.native import native_library
 from support.families import (
     GPT_KINDS,
     TRANSFORMER_KINDS,
@@ -34,32 +36,43 @@ from support.families import (
 
 SHAPES = [(1, 1), (5, 3), (7, 5), (96, 32), (400, 48), (576, 64)]
 ROWS = [1, 2, 24, 100]
+COMPILED = native_library.library() is not None
+EIGHT_BITS = [Int8Matrix, Int8Panels] if COMPILED else [Int8Matrix]
+FOUR_BITS = [Int4Matrix, Int4Panels] if COMPILED else [Int4Matrix]
+eight_bits = pytest.mark.parametrize("kind", EIGHT_BITS)
+four_bits = pytest.mark.parametrize("kind", FOUR_BITS)
 
 
+@eight_bits
 @pytest.mark.parametrize("shape", SHAPES)
-def test_rounding_errors_are_at_most_half_a_step(shape: tuple[int, int]) -> None:
+def test_rounding_errors_are_at_most_half_a_step(kind: Any, shape: tuple[int, int]) -> None:
     matrix = torch.randn(*shape) * torch.rand(shape[0], 1) * 10
     step = matrix.abs().amax(1, keepdim=True) / 127
-    assert ((Int8Matrix(matrix).dequantised() - matrix).abs() <= step * 0.501).all()
+    assert ((kind(matrix).dequantised() - matrix).abs() <= step * 0.501).all()
 
 
-def test_equal_numbers_are_kept() -> None:
+@eight_bits
+def test_equal_numbers_are_kept(kind: Any) -> None:
     matrix = torch.full((64, 3), 0.7)
     matrix[5:] = 0
-    assert_close(Int8Matrix(matrix).dequantised(), matrix)
+    assert_close(kind(matrix).dequantised(), matrix)
 
 
-def test_a_large_row_costs_the_others_nothing() -> None:
+@eight_bits
+def test_a_large_row_costs_the_others_nothing(kind: Any) -> None:
     matrix = torch.randn(64, 32)
     large = matrix.clone()
     large[7] *= 1000
-    assert_close(Int8Matrix(large).dequantised()[8:], Int8Matrix(matrix).dequantised()[8:])
+    assert_close(kind(large).dequantised()[8:], kind(matrix).dequantised()[8:])
 
 
+@eight_bits
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_a_product_equals_that_of_the_dequantised_matrix(rows: int, shape: tuple[int, int]) -> None:
-    packed = Int8Matrix(torch.randn(*shape))
+def test_a_product_equals_that_of_the_dequantised_matrix(
+    kind: Any, rows: int, shape: tuple[int, int]
+) -> None:
+    packed = kind(torch.randn(*shape))
     x = torch.randn(rows, shape[1])
     exact = (x.double() @ packed.dequantised().double().T).float()
     assert_close(packed.linear(x), exact, rtol=1e-5, atol=1e-4)
@@ -81,12 +94,13 @@ def error_bound(x: Tensor, matrix: Tensor) -> Tensor:
     return unit * (0.505 * matrix.abs().sum(1).double() + 1) + 1e-5
 
 
+@eight_bits
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_rounded_activations_change_a_product_by_at_most_half_a_unit(
-    rows: int, shape: tuple[int, int]
+    kind: Any, rows: int, shape: tuple[int, int]
 ) -> None:
-    packed = Int8Matrix(torch.randn(*shape))
+    packed = kind(torch.randn(*shape))
     x = torch.randn(rows, shape[1]) * torch.rand(rows, 1) * 100
     x[0] = 0
     bias = torch.randn(shape[0])
@@ -101,47 +115,55 @@ def test_rounded_activations_change_a_product_by_at_most_half_a_unit(
             assert (error.abs() <= bound[:, part]).all()
 
 
-def test_the_largest_bytes_do_not_overflow() -> None:
+@eight_bits
+def test_the_largest_bytes_do_not_overflow(kind: Any) -> None:
     """Processors without VNNI add two products in 16 bits."""
-    packed = Int8Matrix(torch.full((16, 64), 3.0))
+    packed = kind(torch.full((16, 64), 3.0))
     with torch.no_grad(), quantized_activations():
         assert_close(packed.linear(torch.full((2, 64), 5.0)), torch.full((2, 16), 960.0))
         assert_close(packed.linear(torch.full((2, 64), -5.0)), torch.full((2, 16), -960.0))
 
 
-def test_a_row_does_not_depend_on_the_others() -> None:
-    packed = Int8Matrix(torch.randn(70, 33))
+@eight_bits
+def test_a_row_does_not_depend_on_the_others(kind: Any) -> None:
+    packed = kind(torch.randn(70, 33))
     x = torch.randn(9, 33) * torch.logspace(-6, 6, 9).unsqueeze(1)
     with torch.no_grad(), quantized_activations():
         together = packed.linear(x)
         assert torch.equal(packed.linear(x[3:7]), together[3:7])
 
-        # One row alone is not rounded.
         alone = torch.stack([packed.linear(row) for row in x])
         assert ((alone - together).abs() <= error_bound(x, packed.dequantised())).all()
-        assert_close(alone, x @ packed.dequantised().T, rtol=1e-4, atol=1e-4)
+        if kind is Int8Matrix:  # PyTorch's kernel for one row does not round it
+            assert_close(alone, x @ packed.dequantised().T, rtol=1e-4, atol=1e-4)
+        else:
+            assert torch.equal(alone, together)
 
 
-def test_numbers_that_are_not_finite_are_not_hidden() -> None:
-    packed = Int8Matrix(torch.randn(8, 4))
+@eight_bits
+def test_numbers_that_are_not_finite_are_not_hidden(kind: Any) -> None:
+    packed = kind(torch.randn(8, 4))
     x = torch.tensor([[1.0, torch.nan, 2.0, 3.0], [1.0, torch.inf, 2.0, 3.0]])
     with torch.no_grad(), quantized_activations():
         assert not packed.linear(x).isfinite().any()
 
 
-def test_an_empty_batch() -> None:
-    assert Int8Matrix(torch.randn(20, 4)).linear(torch.zeros(0, 3, 4)).shape == (0, 3, 20)
+@eight_bits
+def test_an_empty_batch(kind: Any) -> None:
+    assert kind(torch.randn(20, 4)).linear(torch.zeros(0, 3, 4)).shape == (0, 3, 20)
 
 
-def test_a_token_is_its_row() -> None:
-    packed = Int8Matrix(torch.randn(300, 8))
+@eight_bits
+def test_a_token_is_its_row(kind: Any) -> None:
+    packed = kind(torch.randn(300, 8))
     ids = torch.randint(300, (4, 6))
     assert_close(Int8Embedding(packed)(ids), packed.dequantised()[ids])
     assert Int8Embedding(packed)(ids[:0]).shape == (0, 6, 8)
 
 
-def test_a_gradient_goes_through_to_the_input() -> None:
-    packed = Int8Matrix(torch.randn(30, 8))
+@eight_bits
+def test_a_gradient_goes_through_to_the_input(kind: Any) -> None:
+    packed = kind(torch.randn(30, 8))
     x = torch.randn(2, 8, requires_grad=True)
     (actual,) = torch.autograd.grad(packed.linear(x).square().sum(), x)
     (right,) = torch.autograd.grad(F.linear(x, packed.dequantised()).square().sum(), x)
@@ -258,12 +280,13 @@ def test_memory() -> None:
 # Int4
 
 
+@four_bits
 @pytest.mark.parametrize("shape", SHAPES)
 def test_four_bits_are_wrong_by_at_most_half_a_step_inside_the_clipped_range(
-    shape: tuple[int, int],
+    kind: Any, shape: tuple[int, int]
 ) -> None:
     matrix = torch.randn(*shape) * torch.rand(shape[0], 1) * 10
-    error = F.pad((Int4Matrix(matrix).dequantised() - matrix).abs(), (0, -shape[1] % 32))
+    error = F.pad((kind(matrix).dequantised() - matrix).abs(), (0, -shape[1] % 32))
     groups = F.pad(matrix, (0, -shape[1] % 32)).unflatten(1, (-1, 32))
     extent = groups.amax(-1).clamp(min=0) - groups.amin(-1).clamp(max=0)  # (N, G)
     bound = extent * (0.51 / 15 + 1 - min(SHARES))
@@ -274,12 +297,13 @@ def test_four_bits_are_wrong_by_at_most_half_a_step_inside_the_clipped_range(
     assert (error.unflatten(1, (-1, 32)).square().sum(-1) <= worst).all()
 
 
-def test_sixteen_levels_are_kept() -> None:
+@four_bits
+def test_sixteen_levels_are_kept(kind: Any) -> None:
     levels = torch.randperm(64 * 32).view(64, 32) % 16 - 5.0
     levels[:, 0] = -5
     levels[:, 1] = 10
-    assert torch.equal(Int4Matrix(levels).dequantised(), levels)
-    assert torch.equal(Int4Matrix(torch.zeros(3, 40)).dequantised(), torch.zeros(3, 40))
+    assert torch.equal(kind(levels).dequantised(), levels)
+    assert torch.equal(kind(torch.zeros(3, 40)).dequantised(), torch.zeros(3, 40))
 
 
 @pytest.mark.parametrize("shape", [(64, 32), (128, 96), (192, 3072)])
@@ -290,10 +314,11 @@ def test_packed_numbers_are_found_again(shape: tuple[int, int]) -> None:
     assert torch.equal(packed_order(shape[1]).sort().values, torch.arange(64 * shape[1]))
 
 
+@four_bits
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_a_product_with_four_bits(rows: int, shape: tuple[int, int]) -> None:
-    matrix = Int4Matrix(torch.randn(*shape))
+def test_a_product_with_four_bits(kind: Any, rows: int, shape: tuple[int, int]) -> None:
+    matrix = kind(torch.randn(*shape))
     x = torch.randn(rows, shape[1])
     bias = torch.randn(shape[0])
     weights = matrix.dequantised().double()
@@ -310,8 +335,9 @@ def test_a_product_with_four_bits(rows: int, shape: tuple[int, int]) -> None:
             assert (error.abs() <= bound[:, part]).all()
 
 
-def test_a_row_of_four_bits_does_not_depend_on_the_others() -> None:
-    matrix = Int4Matrix(torch.randn(70, 33))
+@four_bits
+def test_a_row_of_four_bits_does_not_depend_on_the_others(kind: Any) -> None:
+    matrix = kind(torch.randn(70, 33))
     x = torch.randn(9, 33)
     with torch.no_grad(), quantized_activations():
         together = matrix.linear(x)
@@ -319,7 +345,7 @@ def test_a_row_of_four_bits_does_not_depend_on_the_others() -> None:
             assert_close(matrix.linear(row), product, rtol=1e-2, atol=1e-2)
 
 
-@pytest.mark.parametrize("matrix", [Int8Matrix, Int4Matrix])
+@pytest.mark.parametrize("matrix", EIGHT_BITS + FOUR_BITS)
 def test_a_matrix_stays_the_same_in_a_model_that_is_converted_to_float32(matrix: Any) -> None:
     packed = matrix(torch.randn(20, 12))
     x = torch.randn(3, 12)
@@ -332,9 +358,9 @@ def test_a_matrix_stays_the_same_in_a_model_that_is_converted_to_float32(matrix:
 @pytest.mark.parametrize("tied", [True, False])
 def test_embeddings_and_the_output_layer_have_eight_bits(tied: bool) -> None:
     small = int4(gpt(tied=tied).float())
-    assert isinstance(small.embedding.token.weight, Int8Matrix)
-    assert isinstance(small.output_matrix, Int8Matrix)
-    assert isinstance(small.stack.blocks[0].attention.qkv.weight, Int4Matrix)
+    assert small.embedding.token.weight.kind == "int8"
+    assert small.output_matrix.kind == "int8"
+    assert small.stack.blocks[0].attention.qkv.weight.kind == "int4"
 
 
 @pytest.mark.usefixtures("without_shape_checks")

@@ -1,0 +1,259 @@
+/* Decoding on an x86-64 CPU: few rows times a matrix, and a decoder block for one token of each row.
+
+   One row times a matrix takes as long as reading the matrix from memory, so the matrix is read once,
+   in the order in which it lies there, and norm, bias, activation and residual are computed on the
+   way. PyTorch's own threads share the work. native_library.py loads this file and describes its
+   structures; product_tiles.h has the code that is compiled once for each instruction set.
+
+   Letters: M rows, E columns of the matrix (inputs), N its rows (outputs), B sequences, H heads,
+   K key-value heads, D head width, S positions. */
+
+#include <math.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define EXPORT __attribute__((visibility("default")))
+#define INLINE static inline __attribute__((always_inline))
+#define MIN(a, b) ((a) < (b) ? (a) : (b))
+
+enum { PANEL = 32 };     /* rows of the matrix that are multiplied together */
+enum { GROUP = 32 };     /* columns of an int4 matrix that share a step and a center */
+enum { LARGEST = 32767 }; /* the largest whole number of a rounded row */
+
+enum { FLOAT32, INT8, INT4 };
+enum { NO_NORM, LAYER_NORM, RMS_NORM };
+enum { NONE, RELU, GELU, GELU_TANH, SILU, SWIGLU, RELU2 };
+
+/* residual + activation(norm(x) W^T + bias) */
+typedef struct {
+    int64_t N, E;
+    int32_t format, norm, activation;
+    float epsilon;
+    const float *gain, *shift; /* of the norm; RMS norm has no shift */
+    const void *weight;        /* FLOAT32: (N, E); INT8: (P, E / 2, 32, 2); INT4: (P, E / 2, 32) */
+    const float *scale;        /* INT8: one of each row */
+    const uint16_t *groups;    /* INT4: step and center as bfloat16, (P, E / 32, 2, 32) */
+    const float *bias;         /* or NULL */
+} Product;
+
+/* A decoder block with norms before its layers. */
+typedef struct {
+    Product qkv, output, up, down;
+    int64_t H, K, D;
+} Block;
+
+/* The keys and values of one layer, and what turns and hides them. */
+typedef struct {
+    float *keys, *values;      /* (B, K, capacity, D) */
+    int64_t capacity;
+    int64_t position;          /* of the new token: S - 1 */
+    const float *cos, *sin;    /* (1 or B, D), or NULL */
+    int64_t turn_stride;       /* D, or 0 where all rows share the angles */
+    const uint8_t *allowed;    /* (B, S), or NULL */
+} Layer;
+
+/* The threads and the instruction set that a call may use. */
+typedef struct {
+    void (*parallel)(void (*)(void *), void *, unsigned, unsigned); /* GOMP_parallel */
+    int32_t threads;
+    int32_t wide;              /* AVX-512 with VNNI */
+} Machine;
+
+/* Work in numbered parts: every thread takes the next few until none is left. */
+typedef struct Task {
+    void (*run)(const struct Task *, int64_t first, int64_t last);
+    const void *data;
+    int64_t count, chunk, next;
+} Task;
+
+static void take_parts(void *data) {
+    Task *task = data;
+    for (;;) {
+        int64_t first = __atomic_fetch_add(&task->next, task->chunk, __ATOMIC_RELAXED);
+        if (first >= task->count) return;
+        task->run(task, first, MIN(first + task->chunk, task->count));
+    }
+}
+
+static void for_each(const Machine *machine, int64_t count, int64_t chunk, const void *data,
+                     void (*run)(const Task *, int64_t, int64_t)) {
+    Task task = {run, data, count, chunk, 0};
+    int64_t threads = MIN(machine->threads, (count + chunk - 1) / chunk);
+    if (threads > 1)
+        machine->parallel(take_parts, &task, (unsigned)threads, 0);
+    else
+        run(&task, 0, count);
+}
+
+/* Rows of x, rounded to whole numbers: x = unit * number. */
+typedef struct {
+    int16_t *numbers; /* (M, W): E filled up with zeros to a multiple of 32 */
+    float *units;     /* (M,) */
+    float *sums;      /* (M, W / 32): the sum of the numbers of each group */
+} Rows;
+
+typedef struct {
+    const Product *product;
+    const float *x, *residual;
+    float *output;
+    int64_t M, W;
+    Rows rows;
+    float *normalised; /* (M, E) if there is a norm */
+} Multiplication;
+
+typedef struct {
+    const Block *block;
+    const Layer *layer;
+    const float *qkv; /* (B, (H + 2K) D) */
+    float *heads;     /* (B, H D) */
+    float *scratch;   /* (B, K, S + D) */
+} Attention;
+
+static int64_t round_up(int64_t n, int64_t size) { return (n + size - 1) / size * size; }
+
+#if defined(__x86_64__) && defined(__GNUC__)
+
+#include <immintrin.h>
+
+INLINE int32_t pair_at(const int16_t *numbers) {
+    int32_t pair;
+    memcpy(&pair, numbers, sizeof pair);
+    return pair;
+}
+
+/* e^x with an error of about one unit in the last place, in code that compilers vectorise. */
+INLINE float exponential(float x) {
+    x = x < -87.3f ? -87.3f : x;
+    x = x > 88.0f ? 88.0f : x;
+    float shifted = x * 1.44269504f + 12582912.0f; /* rounds to a whole number */
+    float n = shifted - 12582912.0f;
+    float r = x - n * 0.693359375f + n * 2.12194440e-4f;
+    float p = 1.0f + r * (1.0f + r * (0.5f + r * (0.166666667f + r * (0.0416666667f
+              + r * (0.00833333333f + r * 0.00138888889f)))));
+    uint32_t exponent, bits; /* the lowest bits of `shifted` are n */
+    memcpy(&exponent, &shifted, sizeof exponent);
+    memcpy(&bits, &p, sizeof bits);
+    bits += exponent << 23;
+    memcpy(&p, &bits, sizeof p);
+    return x == x ? p : x; /* NaN stays NaN */
+}
+
+INLINE float activated(float x, int kind) {
+    switch (kind) {
+    case RELU: return x > 0 ? x : 0;
+    case RELU2: return x > 0 ? x * x : 0;
+    case GELU: return 0.5f * x * (1 + erff(x * 0.70710678f));
+    case GELU_TANH: {
+        float u = 0.7978845608f * (x + 0.044715f * x * x * x);
+        return x - x / (1 + exponential(2 * u)); /* (1 + tanh u) / 2 = 1 - 1 / (1 + e^2u) */
+    }
+    case SILU: return x / (1 + exponential(-x));
+    default: return x;
+    }
+}
+
+#define TARGET __attribute__((target("avx2,fma")))
+#define NAME(name) name##_avx2
+#define LANES 8
+#define TILE 5
+#define VI __m256i
+#define VF __m256
+#define WIDEN_INT8(p) _mm256_cvtepi8_epi16(_mm_loadu_si128((const void *)(p)))
+#define WIDEN_BYTES(p) _mm256_cvtepu8_epi32(_mm_loadl_epi64((const void *)(p)))
+#define WIDEN_BFLOAT(p) \
+    _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const void *)(p))), 16))
+#define NIBBLES(v) _mm256_and_si256(_mm256_or_si256(v, _mm256_slli_epi32(v, 12)), _mm256_set1_epi32(0xf000f))
+#define DOT(sum, a, b) _mm256_add_epi32(sum, _mm256_madd_epi16(a, b))
+#define ALL(i) _mm256_set1_epi32(i)
+#define ALL_FLOAT(x) _mm256_set1_ps(x)
+#define ZERO _mm256_setzero_si256()
+#define ZERO_FLOAT _mm256_setzero_ps()
+#define TO_FLOAT(v) _mm256_cvtepi32_ps(v)
+#define MULTIPLY_ADD(a, b, c) _mm256_fmadd_ps(a, b, c)
+#define ADD(a, b) _mm256_add_ps(a, b)
+#define LOAD(p) _mm256_loadu_ps(p)
+#define STORE(p, v) _mm256_storeu_ps(p, v)
+#include "product_tiles.h"
+
+#define TARGET __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma")))
+#define NAME(name) name##_avx512
+#define LANES 16
+#define TILE 6
+#define VI __m512i
+#define VF __m512
+#define WIDEN_INT8(p) _mm512_cvtepi8_epi16(_mm256_loadu_si256((const void *)(p)))
+#define WIDEN_BYTES(p) _mm512_cvtepu8_epi32(_mm_loadu_si128((const void *)(p)))
+#define WIDEN_BFLOAT(p) \
+    _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const void *)(p))), 16))
+#define NIBBLES(v) \
+    _mm512_ternarylogic_epi32(v, _mm512_slli_epi32(v, 12), _mm512_set1_epi32(0xf000f), 0xa8)
+#define DOT(sum, a, b) _mm512_dpwssd_epi32(sum, a, b)
+#define ALL(i) _mm512_set1_epi32(i)
+#define ALL_FLOAT(x) _mm512_set1_ps(x)
+#define ZERO _mm512_setzero_si512()
+#define ZERO_FLOAT _mm512_setzero_ps()
+#define TO_FLOAT(v) _mm512_cvtepi32_ps(v)
+#define MULTIPLY_ADD(a, b, c) _mm512_fmadd_ps(a, b, c)
+#define ADD(a, b) _mm512_add_ps(a, b)
+#define LOAD(p) _mm512_loadu_ps(p)
+#define STORE(p, v) _mm512_storeu_ps(p, v)
+#include "product_tiles.h"
+
+/* The best instruction set of this processor: 0 none of them, 1 AVX2, 2 AVX-512 with VNNI. */
+EXPORT int instruction_set(void) {
+    __builtin_cpu_init();
+    if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) return 0;
+    int wide = __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl")
+        && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vnni");
+    return 1 + wide;
+}
+
+/* residual + activation(norm(x) W^T + bias) of M rows; 0, or 1 where there is no memory. */
+EXPORT int multiply(const Machine *machine, const Product *product, int64_t M, const float *x,
+                    const float *residual, float *output) {
+    Multiplication m = {product, x, residual, output, M, round_up(product->E, GROUP), {0}, 0};
+    int64_t normalised = product->norm == NO_NORM ? 0 : M * product->E;
+    int64_t sums = M * (m.W / GROUP);
+    float *memory = malloc((normalised + sums + M) * sizeof(float) + M * m.W * sizeof(int16_t));
+    if (!memory) return 1;
+
+    m.normalised = memory;
+    m.rows.sums = memory + normalised;
+    m.rows.units = m.rows.sums + sums;
+    m.rows.numbers = (int16_t *)(m.rows.units + M);
+    if (machine->wide)
+        multiply_avx512(machine, &m);
+    else
+        multiply_avx2(machine, &m);
+    free(memory);
+    return 0;
+}
+
+/* A block for one token of each of B rows; x (B, E) becomes its output. */
+EXPORT int decode_block(const Machine *machine, const Block *block, const Layer *layer, int64_t B,
+                        float *x) {
+    int64_t heads = block->H * block->D;
+    int64_t projected = heads + 2 * block->K * block->D;
+    int64_t hidden = block->down.E;
+    int64_t scratch = block->K * (layer->position + 1 + block->D);
+    float *memory = malloc(B * (heads + projected + hidden + scratch) * sizeof(float));
+    if (!memory) return 1;
+
+    float *qkv = memory, *attended = qkv + B * projected;
+    float *middle = attended + B * heads;
+    Attention attention = {block, layer, qkv, attended, middle + B * hidden};
+    int failed = multiply(machine, &block->qkv, B, x, NULL, qkv);
+    for_each(machine, B * block->K, 1, &attention, machine->wide ? attend_avx512 : attend_avx2);
+    failed |= multiply(machine, &block->output, B, attended, x, x);
+    failed |= multiply(machine, &block->up, B, x, NULL, middle);
+    failed |= multiply(machine, &block->down, B, middle, x, x);
+    free(memory);
+    return failed;
+}
+
+#else
+
+EXPORT int instruction_set(void) { return 0; }
+
+#endif

@@ -1,0 +1,165 @@
+"""The compiled kernels of decode_kernels.c: the library, its structures, and who may use it.
+
+Installing the package compiles them where there is a C compiler. Without one, on other processors
+than x86-64, or with QKV_NATIVE=0 in the environment, `library()` is None and PyTorch computes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from ctypes import POINTER, Structure, byref, c_float, c_int32, c_int64, c_void_p
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+FLOAT32 = 0
+INT8 = 1
+INT4 = 2
+PANEL = 32  # rows of a matrix that are multiplied together
+AVX512 = 2  # of instruction_set()
+
+
+class Product(Structure):
+    """residual + activation(norm(x) W^T + bias): the weights, as addresses."""
+
+    _fields_ = (
+        ("N", c_int64),
+        ("E", c_int64),
+        ("format", c_int32),
+        ("norm", c_int32),
+        ("activation", c_int32),
+        ("epsilon", c_float),
+        ("gain", c_void_p),
+        ("shift", c_void_p),
+        ("weight", c_void_p),
+        ("scale", c_void_p),
+        ("groups", c_void_p),
+        ("bias", c_void_p),
+    )
+
+
+class BlockArguments(Structure):
+    """A decoder block: its four products and the sizes of its heads."""
+
+    _fields_ = (
+        ("qkv", Product),
+        ("output", Product),
+        ("up", Product),
+        ("down", Product),
+        ("H", c_int64),
+        ("K", c_int64),
+        ("D", c_int64),
+    )
+
+
+class LayerArguments(Structure):
+    """The keys and values of a layer, the angles of the new position, and the mask."""
+
+    _fields_ = (
+        ("keys", c_void_p),
+        ("values", c_void_p),
+        ("capacity", c_int64),
+        ("position", c_int64),
+        ("cos", c_void_p),
+        ("sin", c_void_p),
+        ("turn_stride", c_int64),
+        ("allowed", c_void_p),
+    )
+
+
+class Machine(Structure):
+    """The threads and the instruction set of a call."""
+
+    _fields_ = (("parallel", c_void_p), ("threads", c_int32), ("wide", c_int32))
+
+
+class NativeLibrary:
+    """The functions of the compiled file.
+
+    Args:
+        path: The compiled file.
+        parallel: Address of GOMP_parallel in the OpenMP library that PyTorch uses, whose threads
+            would compete with those of another one.
+    """
+
+    def __init__(self, path: Path, parallel: int) -> None:
+        functions: Any = ctypes.CDLL(str(path))
+        self.parallel = parallel
+        self.instruction_set: int = functions.instruction_set()
+        self.machines: dict[tuple[int, bool], Machine] = {}
+        if self.instruction_set == 0:
+            return
+
+        self.run_multiply = functions.multiply
+        self.run_multiply.argtypes = (
+            POINTER(Machine), POINTER(Product), c_int64, c_void_p, c_void_p, c_void_p,
+        )  # fmt: skip
+        self.run_block = functions.decode_block
+        self.run_block.argtypes = (
+            POINTER(Machine), POINTER(BlockArguments), POINTER(LayerArguments), c_int64, c_void_p,
+        )  # fmt: skip
+
+    def machine(self) -> Machine:
+        """As many threads and as wide vectors as PyTorch would use now."""
+        wide = (
+            self.instruction_set == AVX512 and "AVX512" in torch.backends.cpu.get_cpu_capability()
+        )
+        key = (torch.get_num_threads(), wide)
+        if key not in self.machines:
+            self.machines[key] = Machine(self.parallel, *key)
+
+        return self.machines[key]
+
+    def multiply(self, product: Product, x: Tensor, outputs: int) -> Tensor:
+        """The product with contiguous float32 rows (M, E)."""
+        y = x.new_empty(len(x), outputs)
+        failed = self.run_multiply(
+            byref(self.machine()), byref(product), len(x), x.data_ptr(), None, y.data_ptr()
+        )
+        if failed:
+            raise MemoryError(f"no memory for the product of {len(x)} rows")
+
+        return y
+
+    def decode_block(self, block: BlockArguments, layer: LayerArguments, x: Tensor) -> Tensor:
+        """The output of a block for contiguous float32 rows (B, E), one token of each sequence."""
+        y = x.clone()
+        if self.run_block(byref(self.machine()), byref(block), byref(layer), len(x), y.data_ptr()):
+            raise MemoryError(f"no memory for a decode step of {len(x)} sequences")
+
+        return y
+
+
+@lru_cache(maxsize=1)
+def library() -> NativeLibrary | None:
+    """The compiled kernels, or None where they cannot be used."""
+    files = list(Path(__file__).parent.glob("decode_kernels*.so"))
+    if not files or os.environ.get("QKV_NATIVE") == "0":
+        return None
+    if torch.backends.cpu.get_cpu_capability() == "DEFAULT":
+        return None
+
+    try:
+        loaded = NativeLibrary(files[0], openmp_parallel())
+    except (OSError, AttributeError):  # compiled on another system, or another OpenMP
+        return None
+
+    return loaded if loaded.instruction_set else None
+
+
+def openmp_parallel() -> int:
+    """The address of GOMP_parallel, found through the library of PyTorch that is linked to it."""
+    torch_library: Any = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
+    address = ctypes.cast(torch_library.GOMP_parallel, c_void_p).value
+    assert address is not None
+
+    return address
+
+
+def address(tensor: Tensor | None) -> int | None:
+    """Where a tensor's numbers begin; None without a tensor."""
+    return None if tensor is None else tensor.data_ptr()

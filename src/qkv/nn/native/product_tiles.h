@@ -1,0 +1,346 @@
+/* What decode_kernels.c compiles for each instruction set. LANES numbers are one vector, C vectors one panel;
+   TILE rows are multiplied together, each weight read once for all of them. */
+
+#define VECTORS (PANEL / LANES)
+#define UNROLL _Pragma("GCC unroll 8")
+
+/* R rows times a panel of int8. An int32 holds 512 products of a 16-bit and an 8-bit number. */
+INLINE TARGET void NAME(tile_int8)(const int R, const int C, const Multiplication *m, int64_t panel,
+                                   int64_t first, int64_t start, float *y) {
+    const int8_t *weight = (const int8_t *)m->product->weight + panel * m->W * PANEL;
+    const int16_t *numbers = m->rows.numbers + first * m->W;
+    VF total[TILE][VECTORS];
+    UNROLL for (int r = 0; r < R; r++)
+        UNROLL for (int c = 0; c < C; c++) total[r][c] = ZERO_FLOAT;
+
+    for (int64_t begin = 0; begin < m->W; begin += 512) {
+        VI sum[TILE][VECTORS];
+        UNROLL for (int r = 0; r < R; r++)
+            UNROLL for (int c = 0; c < C; c++) sum[r][c] = ZERO;
+
+        for (int64_t e = begin; e < MIN(begin + 512, m->W); e += 2) {
+            VI w[VECTORS];
+            UNROLL for (int c = 0; c < C; c++)
+                w[c] = WIDEN_INT8(weight + e * PANEL + 2 * (start + LANES * c));
+            UNROLL for (int r = 0; r < R; r++) {
+                VI pair = ALL(pair_at(numbers + r * m->W + e));
+                UNROLL for (int c = 0; c < C; c++) sum[r][c] = DOT(sum[r][c], w[c], pair);
+            }
+        }
+
+        UNROLL for (int r = 0; r < R; r++)
+            UNROLL for (int c = 0; c < C; c++) total[r][c] = ADD(total[r][c], TO_FLOAT(sum[r][c]));
+    }
+
+    const float *scale = m->product->scale + panel * PANEL + start;
+    UNROLL for (int r = 0; r < R; r++)
+        UNROLL for (int c = 0; c < C; c++)
+            STORE(y + r * PANEL + start + c * LANES, total[r][c] * LOAD(scale + c * LANES));
+}
+
+/* R rows times a panel of int4: weight = center + step * (number - 8) in groups of 32 columns. */
+INLINE TARGET void NAME(tile_int4)(const int R, const int C, const Multiplication *m, int64_t panel,
+                                   int64_t first, int64_t start, float *y) {
+    const int64_t G = m->W / GROUP;
+    const uint8_t *weight = (const uint8_t *)m->product->weight + panel * m->W / 2 * PANEL;
+    const uint16_t *groups = m->product->groups + panel * G * 2 * PANEL;
+    const int16_t *numbers = m->rows.numbers + first * m->W;
+    const float *sums = m->rows.sums + first * G;
+    VF total[TILE][VECTORS];
+    UNROLL for (int r = 0; r < R; r++)
+        UNROLL for (int c = 0; c < C; c++) total[r][c] = ZERO_FLOAT;
+
+    for (int64_t g = 0; g < G; g++) {
+        VI sum[TILE][VECTORS];
+        UNROLL for (int r = 0; r < R; r++)
+            UNROLL for (int c = 0; c < C; c++) sum[r][c] = ZERO;
+
+        UNROLL for (int64_t e = g * GROUP; e < (g + 1) * GROUP; e += 2) {
+            VI w[VECTORS];
+            UNROLL for (int c = 0; c < C; c++) {
+                VI bytes = WIDEN_BYTES(weight + e / 2 * PANEL + start + LANES * c);
+                w[c] = NIBBLES(bytes);
+            }
+            UNROLL for (int r = 0; r < R; r++) {
+                VI pair = ALL(pair_at(numbers + r * m->W + e));
+                UNROLL for (int c = 0; c < C; c++) sum[r][c] = DOT(sum[r][c], w[c], pair);
+            }
+        }
+
+        UNROLL for (int c = 0; c < C; c++) {
+            VF step = WIDEN_BFLOAT(groups + g * 2 * PANEL + start + LANES * c);
+            VF center = WIDEN_BFLOAT(groups + (g * 2 + 1) * PANEL + start + LANES * c);
+            VF zero = MULTIPLY_ADD(ALL_FLOAT(-8.0f), step, center); /* the weight of number 0 */
+            UNROLL for (int r = 0; r < R; r++) {
+                total[r][c] = MULTIPLY_ADD(step, TO_FLOAT(sum[r][c]), total[r][c]);
+                total[r][c] = MULTIPLY_ADD(zero, ALL_FLOAT(sums[r * G + g]), total[r][c]);
+            }
+        }
+    }
+
+    UNROLL for (int r = 0; r < R; r++)
+        UNROLL for (int c = 0; c < C; c++) STORE(y + r * PANEL + start + c * LANES, total[r][c]);
+}
+
+/* One row times up to 32 rows of a float32 matrix. */
+INLINE TARGET void NAME(tile_float)(const Multiplication *m, int64_t panel, float *y) {
+    const int64_t E = m->product->E;
+    const float *weight = (const float *)m->product->weight + panel * PANEL * E;
+    const int64_t rows = MIN(PANEL, m->product->N - panel * PANEL);
+    const float *x = m->product->norm == NO_NORM ? m->x : m->normalised;
+    for (int64_t n = 0; n < rows; n += 4) {
+        const float *w[4];
+        UNROLL for (int i = 0; i < 4; i++) w[i] = weight + MIN(n + i, rows - 1) * E;
+
+        VF sum[4][2];
+        UNROLL for (int i = 0; i < 4; i++) sum[i][0] = sum[i][1] = ZERO_FLOAT;
+
+        int64_t e = 0;
+        for (; e + 2 * LANES <= E; e += 2 * LANES) {
+            VF a = LOAD(x + e), b = LOAD(x + e + LANES);
+            UNROLL for (int i = 0; i < 4; i++) {
+                sum[i][0] = MULTIPLY_ADD(a, LOAD(w[i] + e), sum[i][0]);
+                sum[i][1] = MULTIPLY_ADD(b, LOAD(w[i] + e + LANES), sum[i][1]);
+            }
+        }
+
+        UNROLL for (int i = 0; i < 4; i++) {
+            float parts[LANES], total = 0;
+            STORE(parts, ADD(sum[i][0], sum[i][1]));
+            UNROLL for (int lane = 0; lane < LANES; lane++) total += parts[lane];
+            for (int64_t rest = e; rest < E; rest++) total += x[rest] * w[i][rest];
+            if (n + i < rows) y[n + i] = total;
+        }
+    }
+}
+
+INLINE TARGET void NAME(tile)(const Multiplication *m, int64_t panel, int64_t first, int R, float *y) {
+    if (m->product->format == FLOAT32) {
+        NAME(tile_float)(m, panel, y);
+        return;
+    }
+
+#define WITH(rows, vectors) \
+    case rows: \
+        for (int64_t start = 0; start < PANEL; start += vectors * LANES) { \
+            if (m->product->format == INT8) NAME(tile_int8)(rows, vectors, m, panel, first, start, y); \
+            else NAME(tile_int4)(rows, vectors, m, panel, first, start, y); \
+        } \
+        break;
+    switch (R) {
+        WITH(1, VECTORS)
+        WITH(2, VECTORS)
+        WITH(3, 2)
+        WITH(4, 2)
+        WITH(5, 2)
+#if TILE > 5
+        WITH(6, 2)
+#endif
+    }
+#undef WITH
+}
+
+/* y times the row's unit, bias, activation and residual. */
+INLINE TARGET void NAME(finish)(const Multiplication *m, int64_t panel, int64_t row, float *y,
+                                float *gated) {
+    const Product *p = m->product;
+    const int64_t outputs = p->activation == SWIGLU ? p->N / 2 : p->N;
+    const int64_t n = panel * PANEL;
+    const int64_t count = MIN(PANEL, outputs - n);
+    const float unit = p->format == FLOAT32 ? 1 : m->rows.units[row];
+    float *output = m->output + row * outputs + n;
+    float result[PANEL];
+
+#define EACH _Pragma("omp simd") for (int i = 0; i < PANEL; i++)
+    EACH y[i] *= unit;
+    if (p->bias)
+        for (int64_t i = 0; i < count; i++) y[i] += p->bias[n + i];
+
+    if (p->activation == SWIGLU) {
+        EACH gated[i] *= unit;
+        if (p->bias)
+            for (int64_t i = 0; i < count; i++) gated[i] += p->bias[outputs + n + i];
+        EACH result[i] = activated(y[i], SILU) * gated[i];
+    } else if (p->activation == GELU_TANH) {
+        EACH result[i] = activated(y[i], GELU_TANH);
+    } else if (p->activation == SILU) {
+        EACH result[i] = activated(y[i], SILU);
+    } else {
+        for (int i = 0; i < PANEL; i++) result[i] = activated(y[i], p->activation);
+    }
+#undef EACH
+
+    if (m->residual)
+        for (int64_t i = 0; i < count; i++) output[i] = result[i] + m->residual[row * outputs + n + i];
+    else
+        memcpy(output, result, count * sizeof(float));
+}
+
+static TARGET void NAME(panels)(const Task *task, int64_t begin, int64_t end) {
+    const Multiplication *m = task->data;
+    const Product *p = m->product;
+    float y[TILE * PANEL] = {0}, gated[TILE * PANEL] = {0};
+    for (int64_t panel = begin; panel < end; panel++)
+        for (int64_t first = 0; first < m->M; first += TILE) {
+            int R = (int)MIN(TILE, m->M - first);
+            NAME(tile)(m, panel, first, R, y);
+            if (p->activation == SWIGLU) NAME(tile)(m, panel + p->N / 2 / PANEL, first, R, gated);
+            for (int r = 0; r < R; r++)
+                NAME(finish)(m, panel, first + r, y + r * PANEL, gated + r * PANEL);
+        }
+}
+
+/* The norm of a row. */
+INLINE TARGET void NAME(normalise)(const Product *p, const float *x, float *y) {
+    float mean = 0, square = 0;
+    if (p->norm == LAYER_NORM) {
+        _Pragma("omp simd reduction(+ : mean)") for (int64_t e = 0; e < p->E; e++) mean += x[e];
+        mean /= (float)p->E;
+    }
+    _Pragma("omp simd reduction(+ : square)") for (int64_t e = 0; e < p->E; e++)
+        square += (x[e] - mean) * (x[e] - mean);
+
+    const float factor = 1 / sqrtf(square / (float)p->E + p->epsilon);
+    if (p->norm == LAYER_NORM)
+        for (int64_t e = 0; e < p->E; e++) y[e] = (x[e] - mean) * factor * p->gain[e] + p->shift[e];
+    else
+        for (int64_t e = 0; e < p->E; e++) y[e] = x[e] * factor * p->gain[e];
+}
+
+/* A row as whole numbers from -32767 to 32767. The unit of a row that is not finite is NaN. */
+INLINE TARGET void NAME(round_row)(const Multiplication *m, int64_t row, const float *x) {
+    const int64_t E = m->product->E;
+    int16_t *numbers = m->rows.numbers + row * m->W;
+    int32_t largest = 0; /* the bits of |x| are in the order of their values, NaN above infinity */
+    _Pragma("omp simd reduction(max : largest)") for (int64_t e = 0; e < E; e++) {
+        int32_t bits;
+        memcpy(&bits, x + e, sizeof bits);
+        bits &= 0x7fffffff;
+        largest = bits > largest ? bits : largest;
+    }
+
+    float most;
+    memcpy(&most, &largest, sizeof most);
+    const int finite = largest < 0x7f800000;
+    most = finite && most > 1e-30f ? most : 1e-30f;
+    const float factor = finite ? LARGEST / most : 0;
+    m->rows.units[row] = finite ? most / LARGEST : NAN;
+
+    for (int64_t e = 0; e < E; e++) {
+        float scaled = finite ? x[e] * factor : 0;
+        numbers[e] = (int16_t)(int32_t)(scaled + 12582912.0f - 12582912.0f);
+    }
+    for (int64_t e = E; e < m->W; e++) numbers[e] = 0;
+
+    if (m->product->format != INT4) return;
+    for (int64_t g = 0; g < m->W / GROUP; g++) {
+        int32_t sum = 0;
+        _Pragma("omp simd reduction(+ : sum)") for (int e = 0; e < GROUP; e++)
+            sum += numbers[g * GROUP + e];
+        m->rows.sums[row * (m->W / GROUP) + g] = (float)sum;
+    }
+}
+
+static TARGET void NAME(prepare_rows)(const Task *task, int64_t begin, int64_t end) {
+    const Multiplication *m = task->data;
+    const Product *p = m->product;
+    for (int64_t row = begin; row < end; row++) {
+        const float *x = m->x + row * p->E;
+        if (p->norm != NO_NORM) {
+            NAME(normalise)(p, x, m->normalised + row * p->E);
+            x = m->normalised + row * p->E;
+        }
+        if (p->format != FLOAT32) NAME(round_row)(m, row, x);
+    }
+}
+
+static TARGET void NAME(multiply)(const Machine *machine, Multiplication *m) {
+    const Product *p = m->product;
+    for_each(machine, m->M, m->M < 8 ? m->M : 4, m, NAME(prepare_rows));
+
+    const int64_t outputs = p->activation == SWIGLU ? p->N / 2 : p->N;
+    const int64_t count = round_up(outputs, PANEL) / PANEL;
+    const int64_t chunk = count / (8 * machine->threads);
+    for_each(machine, count, chunk > 0 ? chunk : 1, m, NAME(panels));
+}
+
+/* Turn a head by its angles (rotary positions). */
+INLINE TARGET void NAME(turn)(const Layer *l, int64_t b, int64_t D, const float *x, float *y) {
+    if (!l->cos) {
+        memcpy(y, x, D * sizeof(float));
+        return;
+    }
+
+    const float *cos = l->cos + b * l->turn_stride, *sin = l->sin + b * l->turn_stride;
+    for (int64_t d = 0; d < D / 2; d++) y[d] = x[d] * cos[d] - x[d + D / 2] * sin[d];
+    for (int64_t d = D / 2; d < D; d++) y[d] = x[d] * cos[d] + x[d - D / 2] * sin[d];
+}
+
+/* The heads of one row that share a key-value head: write the new key and value, then attend. */
+static TARGET void NAME(attend)(const Task *task, int64_t begin, int64_t end) {
+    const Attention *a = task->data;
+    const Block *block = a->block;
+    const Layer *l = a->layer;
+    const int64_t H = block->H, K = block->K, D = block->D, S = l->position + 1;
+    const int64_t shared = H / K;
+    const float scale = 1 / sqrtf((float)D);
+    for (int64_t number = begin; number < end; number++) {
+        const int64_t b = number / K, k = number % K;
+        float *weights = a->scratch + number * (S + D), *query = weights + S;
+        const float *row = a->qkv + b * (H + 2 * K) * D;
+        float *keys = l->keys + (b * K + k) * l->capacity * D;
+        float *values = l->values + (b * K + k) * l->capacity * D;
+        NAME(turn)(l, b, D, row + (H + k) * D, keys + l->position * D);
+        memcpy(values + l->position * D, row + (H + K + k) * D, D * sizeof(float));
+
+        for (int64_t h = k * shared; h < (k + 1) * shared; h++) {
+            NAME(turn)(l, b, D, row + h * D, query);
+            float most = -INFINITY;
+            for (int64_t s = 0; s < S; s++) {
+                float score = 0;
+                _Pragma("omp simd reduction(+ : score)") for (int64_t d = 0; d < D; d++)
+                    score += query[d] * keys[s * D + d];
+                if (l->allowed && !l->allowed[b * S + s]) score = -INFINITY;
+                weights[s] = score * scale;
+                most = weights[s] > most ? weights[s] : most;
+            }
+
+            float sum = 0;
+            _Pragma("omp simd reduction(+ : sum)") for (int64_t s = 0; s < S; s++) {
+                weights[s] = weights[s] == -INFINITY ? 0 : exponential(weights[s] - most);
+                sum += weights[s];
+            }
+
+            float *output = a->heads + (b * H + h) * D;
+            const float factor = sum > 0 ? 1 / sum : 0; /* a query without keys attends to nothing */
+            for (int64_t d = 0; d < D; d++) output[d] = 0;
+            for (int64_t s = 0; s < S; s++) {
+                const float weight = weights[s] * factor;
+                for (int64_t d = 0; d < D; d++) output[d] += weight * values[s * D + d];
+            }
+        }
+    }
+}
+
+#undef VECTORS
+#undef UNROLL
+#undef TARGET
+#undef NAME
+#undef LANES
+#undef TILE
+#undef VI
+#undef VF
+#undef WIDEN_INT8
+#undef WIDEN_BYTES
+#undef WIDEN_BFLOAT
+#undef NIBBLES
+#undef DOT
+#undef ALL
+#undef ALL_FLOAT
+#undef ZERO
+#undef ZERO_FLOAT
+#undef TO_FLOAT
+#undef MULTIPLY_ADD
+#undef ADD
+#undef LOAD
+#undef STORE

@@ -1,0 +1,210 @@
+"""The compiled kernels: products and blocks equal float64, with every instruction set."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from qkv.generation.prefill import next_logits
+from qkv.models import int4, int8
+from qkv.models.variants.quantize import int4_matrix, int8_matrix
+from qkv.nn.decode.cpu_block import CpuBlocks
+from qkv.nn.decode.native_block import CompiledBlock
+from qkv.nn.linear.frozen_matrix import quantized_activations
+from qkv.nn.linear.int4 import Int4Matrix
+from qkv.nn.linear.int8 import Int8Matrix
+from qkv.nn.linear.linear import linear
+from qkv.nn.linear.panel_matrix import Int4Panels, Int8Panels
+from qkv.nn.native import native_library
+from qkv.nn.native.native_library import AVX512, NativeLibrary, openmp_parallel
+from support.families import GPT_KINDS, gpt, words
+
+FEW_BITS = [Int8Panels, Int4Panels]
+SHAPES = [(1, 1), (33, 31), (96, 64), (70, 1000), (64, 3072)]
+
+
+def compiled() -> NativeLibrary:
+    kernels = native_library.library()
+    if kernels is None:
+        pytest.skip("the kernels were not compiled: there is no C compiler, or no x86-64 processor")
+
+    return kernels
+
+
+@pytest.fixture(params=["AVX2", "AVX-512"])
+def instructions(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The kernels of one instruction set."""
+    kernels = compiled()
+    if request.param == "AVX-512" and kernels.instruction_set != AVX512:
+        pytest.skip("this processor has no AVX-512 with VNNI")
+
+    capability = {"AVX2": "AVX2", "AVX-512": "AVX512"}[request.param]
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    return str(request.param)
+
+
+@pytest.fixture(params=[1, 3])
+def threads(request: pytest.FixtureRequest) -> Iterator[int]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+def test_the_kernels_are_compiled_where_the_project_is_tested() -> None:
+    if os.environ.get("CI") == "true" and platform.machine() == "x86_64":
+        assert native_library.library() is not None
+
+
+def rounding_bound(x: Tensor, weights: Tensor) -> Tensor:
+    """Half a unit of 16 bits for every number of x, times the matrix, and float32's rounding."""
+    unit = x.abs().amax(-1, keepdim=True).double() / 32767  # (M, 1)
+    sizes = x.abs().double() @ weights.abs().T
+    return unit * 0.501 * weights.abs().sum(1) + 1e-5 * sizes + 1e-6
+
+
+@pytest.mark.parametrize("kind", FEW_BITS)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_product_is_wrong_by_at_most_half_a_unit_of_16_bits(
+    kind: Any, shape: tuple[int, int], instructions: str, threads: int
+) -> None:
+    matrix = kind(torch.randn(*shape))
+    weights = matrix.dequantised().double()
+    bias = torch.randn(shape[0])
+    for rows in range(1, 14):
+        x = torch.randn(rows, shape[1]) * torch.rand(rows, 1) * 100
+        with torch.no_grad(), quantized_activations():
+            error = matrix.linear(x, bias) - (x.double() @ weights.T + bias)
+
+        assert (error.abs() <= rounding_bound(x, weights) + 1e-5).all()
+
+
+@pytest.mark.parametrize("kind", FEW_BITS)
+def test_the_largest_numbers_do_not_overflow(kind: Any, instructions: str) -> None:
+    for sign in (1.0, -1.0):
+        matrix = kind(torch.full((40, 4096), 3.0))
+        x = torch.full((7, 4096), sign * 5.0)
+        with torch.no_grad(), quantized_activations():
+            products = matrix.linear(x)
+
+        torch.testing.assert_close(
+            products, torch.full((7, 40), sign * 3 * 5 * 4096), rtol=1e-3, atol=0
+        )
+
+
+@pytest.mark.parametrize("kind", FEW_BITS)
+def test_a_row_has_the_same_bits_alone_and_in_a_batch(kind: Any, instructions: str) -> None:
+    matrix = kind(torch.randn(100, 200))
+    x = torch.randn(14, 200)
+    with torch.no_grad(), quantized_activations():
+        together = matrix.linear(x)
+        assert torch.equal(torch.cat([matrix.linear(row) for row in x.split(1)]), together)
+        assert torch.equal(torch.cat([matrix.linear(part) for part in x.split(3)]), together)
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("kind", FEW_BITS)
+def test_a_row_that_is_not_finite_makes_nan_and_the_others_stay(
+    kind: Any, value: float, instructions: str
+) -> None:
+    matrix = kind(torch.randn(40, 50))
+    x = torch.randn(3, 50)
+    with torch.no_grad(), quantized_activations():
+        before = matrix.linear(x)
+        x[1, 17] = value
+        after = matrix.linear(x)
+
+    assert after[1].isnan().all()
+    assert torch.equal(after[[0, 2]], before[[0, 2]])
+
+
+def test_both_ways_to_keep_a_matrix_have_the_same_weights() -> None:
+    compiled()
+    matrix = torch.randn(70, 90)
+    assert torch.equal(Int8Panels(matrix).dequantised(), Int8Matrix(matrix).dequantised())
+    assert torch.equal(Int4Panels(matrix).dequantised(), Int4Matrix(matrix).dequantised())
+
+
+def test_without_the_kernels_the_matrices_are_those_of_pytorch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(native_library, "library", lambda: None)
+    assert isinstance(int8_matrix(torch.randn(3, 4)), Int8Matrix)
+    assert isinstance(int4_matrix(torch.randn(3, 4)), Int4Matrix)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_one_row_of_float32(shape: tuple[int, int], instructions: str, threads: int) -> None:
+    weight = torch.randn(*shape)
+    x = torch.randn(1, 1, shape[1])
+    bias = torch.randn(shape[0])
+    with torch.no_grad():
+        error = linear(x, weight, bias) - (x.double() @ weight.double().T + bias)
+        assert (error.abs() <= 1e-6 * (x.abs() @ weight.abs().T) + 1e-6).all()
+        part = linear(x, weight, bias, slice(0, shape[0] // 2 + 1))
+        assert part.shape == (1, 1, shape[0] // 2 + 1)
+
+
+def logits_of_steps(model: Any, ids: Tensor) -> Tensor:
+    """The logits after a prompt of 3 tokens and after each further one."""
+    state = model.start()
+    blocks = CpuBlocks(model)
+    logits = []
+    for piece in ids.split([3] + [1] * (ids.shape[1] - 3), dim=1):
+        with blocks.installed():
+            logits.append(next_logits(model, piece, state))
+
+    return torch.stack(logits, dim=1)
+
+
+@pytest.mark.parametrize("quantize", [None, int8, int4])
+@pytest.mark.parametrize(
+    "kind",
+    ["activation relu", "activation gelu", "activation gelu_tanh", "activation silu",
+     "activation relu2", "position rotary", "grouped heads", "one key head", "llama", "no biases"],
+)  # fmt: skip
+def test_decode_steps_equal_float64(
+    kind: str, quantize: Any, instructions: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = []
+    run = CompiledBlock.run
+    monkeypatch.setattr(CompiledBlock, "run", lambda *args: runs.append(1) or run(*args))
+    model = gpt(**GPT_KINDS[kind] | {"hidden": 64}).float().eval()
+    small = model if quantize is None else quantize(model)
+    ids = words(1 if quantize is None else 3, 9)
+    steps = logits_of_steps(small, ids)
+    assert len(runs) == 6 * model.config.depth
+
+    exact = model.double()
+    if quantize is not None:
+        parts = dict(small.named_modules())
+        with torch.no_grad():
+            for path, part in exact.named_modules():
+                rounded = getattr(parts[path], "weight", None)
+                if hasattr(rounded, "dequantised"):
+                    part.weight.copy_(rounded.dequantised())
+
+    with torch.no_grad():
+        expected = exact(ids)[:, 2:]
+
+    assert (steps - expected).norm() <= 2e-3 * expected.norm()
+
+
+def test_a_step_with_nan_weights_gives_nan(instructions: str) -> None:
+    model = gpt().float().eval()
+    with torch.no_grad():
+        model.stack.blocks[1].attention_residual.norm.gain[0] = torch.nan
+
+    assert logits_of_steps(int8(model), words(1, 6)).isnan().all()
+    assert logits_of_steps(model, words(1, 6)).isnan().all()
+
+
+def test_pytorch_has_the_threads() -> None:
+    compiled()
+    assert openmp_parallel() > 0
