@@ -3,7 +3,8 @@
 Decoding multiplies few rows, so the calls between the products take as long as some of them:
 modules, checks of arguments, views. `CpuBlock` reads the weights of a block once and calls only
 what computes: one kernel in C where it was compiled (native_block). `CpuBlocks.installed` lets the
-blocks of a model use it for steps with a `KeyValueCache`, with the same numbers.
+blocks of a model use it for steps with a `KeyValueCache`, and with pages where the kernel was
+compiled, with the same numbers.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from qkv.nn.decode.native_block import CompiledBlock
 from qkv.nn.feed_forward import activate
 from qkv.nn.linear.linear import Linear, linear, onednn_supports
 from qkv.nn.linear.onednn import as_prepacked
+from qkv.nn.native import native_library
 from qkv.nn.norm import LayerNorm, RMSNorm
 from qkv.nn.position import rotate
 from qkv.nn.unchanged import same_computation
@@ -93,7 +95,8 @@ class CpuBlock:
         self.feed_forward_norm = norm_of(block.feed_forward_residual.norm)
         self.qkv, self.output, self.up, self.down = map(product_of, matrices(block))
         self.hooks = (block.hooks, attention.hooks, block.feed_forward.hooks)
-        self.compiled = CompiledBlock(block) if native_block.supports(block) else None
+        kernels = native_library.library()
+        self.compiled = None if kernels is None else CompiledBlock(kernels, block)
 
     def __call__(
         self,
@@ -104,27 +107,29 @@ class CpuBlock:
         rotary: Float[Tensor, "2 #B 1 T D"] | None = None,
         state: Cache = NO_STATE,
     ) -> Float[Tensor, "B T E"]:
-        if bias is None and type(state) is KeyValueCache and self.can_run(x):
+        if bias is None and self.can_run(x, mask, state):
             return self.run(x, mask, rotary, state)
 
         return Block.forward(self.block, x, mask=mask, bias=bias, rotary=rotary, state=state)
 
-    def can_run(self, x: Tensor) -> bool:
+    def can_run(self, x: Tensor, mask: Mask | None, state: Cache) -> bool:
         """True for one token of each row, without autograd, autocast and hooks."""
-        if x.shape[1] != 1 or torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"):
+        if torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"):
+            return False
+        if any(hooks.callbacks for hooks in self.hooks):
+            return False
+        if type(state) is KeyValueCache:
+            return x.shape[1] == 1
+        if self.compiled is None or not native_block.decodes_only(state):
             return False
 
-        return not any(hooks.callbacks for hooks in self.hooks)
+        return self.compiled.can_attend(mask, state)
 
     def run(
-        self,
-        x: Float[Tensor, "B 1 E"],
-        mask: Mask | None,
-        rotary: Tensor | None,
-        state: KeyValueCache,
-    ) -> Float[Tensor, "B 1 E"]:
+        self, x: Float[Tensor, "*n E"], mask: Mask | None, rotary: Tensor | None, state: Cache
+    ) -> Float[Tensor, "*n E"]:
         """Norm, attention, residual, norm, feed-forward, residual."""
-        if self.compiled is not None and self.compiled.can_run(x, mask):
+        if self.compiled is not None and self.compiled.can_run(x.shape[:-1].numel(), mask, state):
             return self.compiled.run(x, mask, rotary, state)
 
         if self.before:
@@ -135,12 +140,16 @@ class CpuBlock:
         return self.feed_forward_norm(x + self.feed_forward(x))
 
     def attend(
-        self, x: Float[Tensor, "B 1 E"], mask: Mask | None, rotary: Tensor | None, state: Cache
-    ) -> Float[Tensor, "B 1 E"]:
+        self, x: Float[Tensor, "*n E"], mask: Mask | None, rotary: Tensor | None, state: Cache
+    ) -> Float[Tensor, "*n E"]:
+        qkv = self.qkv(x)
+        if self.compiled is not None and self.compiled.can_attend(mask, state):
+            return self.output(self.compiled.attend(qkv, mask, rotary, state))
+
         B = len(x)
         H = self.heads
         K = self.kv_heads
-        heads = self.qkv(x).view(B, H + 2 * K, 1, self.head_width)  # (B, H + 2K, 1, D)
+        heads = qkv.view(B, H + 2 * K, 1, self.head_width)  # (B, H + 2K, 1, D)
         query, key, value = heads.split_with_sizes((H, K, K), 1)
         if rotary is not None:
             turned = rotate(heads[:, : H + K], rotary)
@@ -157,7 +166,7 @@ class CpuBlock:
 
         return self.output(output.reshape(B, 1, H * self.head_width))
 
-    def feed_forward(self, x: Float[Tensor, "B 1 E"]) -> Float[Tensor, "B 1 E"]:
+    def feed_forward(self, x: Float[Tensor, "*n E"]) -> Float[Tensor, "*n E"]:
         return self.down(activate(self.up(x), self.activation))
 
 

@@ -1,4 +1,7 @@
-"""A decoder block for one token of each row on a CPU in one call of the compiled kernels."""
+"""A decoder block for one token of each row on a CPU in one call of the compiled kernels.
+
+Of several rows in float32 only the attention is computed here: their products are faster in oneDNN.
+"""
 
 from __future__ import annotations
 
@@ -10,18 +13,20 @@ from torch import Tensor
 
 from qkv.nn.attention.mask import Causal, Mask
 from qkv.nn.block import Block
+from qkv.nn.cache.interface import Cache
 from qkv.nn.cache.kv_cache import KeyValueCache
+from qkv.nn.cache.paged import PackedBatch
 from qkv.nn.decode.decode_block import matrices
 from qkv.nn.linear import frozen_matrix
 from qkv.nn.linear.gemv import ACTIVATIONS
-from qkv.nn.linear.linear import Linear, onednn_supports
+from qkv.nn.linear.linear import FEWEST_ROWS, Linear, onednn_supports
 from qkv.nn.linear.panel_matrix import PanelMatrix
-from qkv.nn.native import native_library
 from qkv.nn.native.native_library import (
     FLOAT32,
     PANEL,
     BlockArguments,
     LayerArguments,
+    NativeLibrary,
     Product,
     address,
 )
@@ -31,13 +36,12 @@ LAYER_NORM = 1
 RMS_NORM = 2
 
 
-def supports(block: Block) -> bool:
+def supports_products(block: Block) -> bool:
     """True for norms before the layers, and matrices in float32 or in panels."""
-    if native_library.library() is None or not block.attention_residual.before:
+    feed_forward = block.feed_forward
+    if not block.attention_residual.before:
         return False
-    if block.feed_forward.activation == "swiglu" and block.feed_forward.up.out_features % (
-        2 * PANEL
-    ):
+    if feed_forward.activation == "swiglu" and feed_forward.up.out_features % (2 * PANEL):
         return False
 
     weights = [layer.weight for layer in matrices(block)]
@@ -48,67 +52,158 @@ def supports(block: Block) -> bool:
         return all(isinstance(w, Tensor) and onednn_supports(w[:1], w) for w in weights)
 
 
+def decodes_only(state: Cache) -> bool:
+    """True if every sequence of a packed batch has a past and one new token."""
+    if type(state) is not PackedBatch or state.slots is None or len(state.groups) != 1:
+        return False
+
+    (group,) = state.groups
+    return group.tokens == 1 and group.table_rows is not None and group.lengths is not None
+
+
 class CompiledBlock:
-    """One block: `Block.forward` of a decode step, in C.
+    """One block of a decode step, in C: all of it, or its attention alone.
 
     Args:
-        block: A block that `supports` accepts. What changes it later must make a new one.
+        kernels: The compiled kernels.
+        block: An unchanged block in float32. What changes it later must make a new one.
     """
 
-    def __init__(self, block: Block) -> None:
+    def __init__(self, kernels: NativeLibrary, block: Block) -> None:
         attention = block.attention
+        self.kernels = kernels
         self.layer = attention.layer
-        self.width = attention.kv_heads, attention.head_width
         self.layers = matrices(block)  # keeps the weights alive
         self.few_bits = isinstance(self.layers[0].weight, PanelMatrix)
+        self.has_products = supports_products(block)
+        self.arguments = BlockArguments(
+            H=attention.heads, K=attention.kv_heads, D=attention.head_width
+        )
+        if not self.has_products:
+            return
 
         qkv, output, up, down = map(product_of, self.layers)
         add_norm(qkv, block.attention_residual.norm)
         add_norm(up, block.feed_forward_residual.norm)
         up.activation = ACTIVATIONS[block.feed_forward.activation]
-        self.arguments = BlockArguments(
-            qkv, output, up, down, attention.heads, attention.kv_heads, attention.head_width
-        )
+        self.arguments.qkv = qkv
+        self.arguments.output = output
+        self.arguments.up = up
+        self.arguments.down = down
 
-    def can_run(self, x: Float[Tensor, "B 1 E"], mask: Mask | None) -> bool:
-        """True for few bits with rounded activations, and for one row of float32."""
-        if mask is not None and type(mask) is not Causal and mask.heads > 1:
+    def can_attend(self, mask: Mask | None, state: Cache) -> bool:
+        """True for a mask that is the same in all heads, which a packed batch has no need of."""
+        if mask is None or type(mask) is Causal:
+            return True
+
+        return type(state) is KeyValueCache and mask.heads == 1
+
+    def can_run(self, rows: int, mask: Mask | None, state: Cache) -> bool:
+        """True for few bits with rounded activations, and for the fewest rows of float32."""
+        if not self.has_products or not self.can_attend(mask, state):
             return False
 
-        return frozen_matrix.active.get() if self.few_bits else len(x) == 1
+        return frozen_matrix.active.get() if self.few_bits else rows <= FEWEST_ROWS
 
     def run(
-        self,
-        x: Float[Tensor, "B 1 E"],
-        mask: Mask | None,
-        rotary: Float[Tensor, "2 #B 1 1 D"] | None,
-        state: KeyValueCache,
-    ) -> Float[Tensor, "B 1 E"]:
-        B = len(x)
-        K, D = self.width
-        new = x.new_empty(B, K, 1, D)
-        position = state.make_room(self.layer, new, new)
-        keys, values = state.buffers[self.layer]
-        layer = LayerArguments(keys.data_ptr(), values.data_ptr(), keys.shape[2], position)
-
-        if rotary is not None:
-            rotary = rotary.float().contiguous()
-            layer.cos = rotary[0].data_ptr()
-            layer.sin = rotary[1].data_ptr()
-            layer.turn_stride = D if rotary.shape[1] > 1 else 0
-
-        allowed = None
-        if mask is not None and type(mask) is not Causal:
-            matrix = mask.materialise(1, position + 1, x.device)  # (#B, 1, 1, S)
-            allowed = matrix[:, 0, 0].expand(B, -1).contiguous()
-            layer.allowed = address(allowed)
-
-        kernels = native_library.library()
-        assert kernels is not None
-        y = kernels.decode_block(self.arguments, layer, x.reshape(B, -1).contiguous())
-        state.lengths[self.layer] = position + 1
+        self, x: Float[Tensor, "*n E"], mask: Mask | None, rotary: Tensor | None, state: Cache
+    ) -> Float[Tensor, "*n E"]:
+        """The block's output for one token of each row."""
+        flat = x.reshape(-1, x.shape[-1]).contiguous()  # (B, E)
+        call = LayerCall(self.arguments, self.layer, flat, mask, rotary, state)
+        y = self.kernels.decode_block(self.arguments, call.arguments, flat)
+        call.finish()
 
         return y.view(x.shape)
+
+    def attend(
+        self, qkv: Float[Tensor, "*n Q"], mask: Mask | None, rotary: Tensor | None, state: Cache
+    ) -> Float[Tensor, "*n X"]:
+        """The heads of one token of each row, and its keys and values into the cache."""
+        flat = qkv.reshape(-1, qkv.shape[-1]).contiguous()  # (B, (H + 2K) D)
+        call = LayerCall(self.arguments, self.layer, flat, mask, rotary, state)
+        heads = self.kernels.attend(self.arguments, call.arguments, flat)
+        call.finish()
+
+        return heads.view(*qkv.shape[:-1], -1)
+
+
+class LayerCall:
+    """The cache, the angles and the mask of one layer in one step, as the kernels take them.
+
+    Args:
+        block: Sizes of the heads.
+        layer: Number of the layer.
+        rows: One row for each sequence, whose number counts.
+        mask: Which keys the new tokens may attend to.
+        rotary: Angles of the new positions.
+        state: A `KeyValueCache`, or a `PackedBatch` that `decodes_only`.
+    """
+
+    def __init__(
+        self,
+        block: BlockArguments,
+        layer: int,
+        rows: Float[Tensor, "B X"],
+        mask: Mask | None,
+        rotary: Tensor | None,
+        state: Cache,
+    ) -> None:
+        self.layer = layer
+        self.state = state
+        self.arguments = LayerArguments()
+        self.kept: list[Tensor] = []  # tensors whose addresses are in use
+        if isinstance(state, PackedBatch):
+            self.use_pages(state)
+        else:
+            assert isinstance(state, KeyValueCache)
+            self.use_rows(state, rows.new_empty(len(rows), block.K, 1, block.D))
+
+        if rotary is not None:
+            self.use_angles(rotary.float().reshape(2, -1, block.D))
+        if mask is not None and type(mask) is not Causal:
+            self.use_mask(mask, len(rows))
+
+    def use_rows(self, cache: KeyValueCache, new: Float[Tensor, "B K 1 D"]) -> None:
+        """A cache with a row for each sequence, all of the same length."""
+        position = cache.make_room(self.layer, new, new)
+        keys, values = cache.buffers[self.layer]
+        self.arguments.keys = keys.data_ptr()
+        self.arguments.values = values.data_ptr()
+        self.arguments.capacity = keys.shape[2]
+        self.arguments.longest = position + 1
+
+    def use_pages(self, batch: PackedBatch) -> None:
+        """A paged cache, whose block table has the slots of the new tokens already."""
+        (group,) = batch.groups
+        table = batch.block_table
+        self.arguments.keys = batch.pages.keys[self.layer].data_ptr()
+        self.arguments.values = batch.pages.values[self.layer].data_ptr()
+        self.arguments.longest = group.longest
+        self.arguments.table = table.data_ptr()
+        self.arguments.table_rows = address(group.table_rows)
+        self.arguments.table_stride = table.shape[1]
+        self.arguments.lengths = address(group.lengths)
+
+    def use_angles(self, rotary: Float[Tensor, "2 A D"]) -> None:
+        """The cosines and sines of all rows, or of each."""
+        rotary = rotary.contiguous()
+        self.kept.append(rotary)
+        self.arguments.cos = rotary[0].data_ptr()
+        self.arguments.sin = rotary[1].data_ptr()
+        self.arguments.turn_stride = rotary.shape[2] if rotary.shape[1] > 1 else 0
+
+    def use_mask(self, mask: Mask, rows: int) -> None:
+        """The keys that each row may attend to."""
+        matrix = mask.materialise(1, self.arguments.longest, torch.device("cpu"))  # (#B, 1, 1, S)
+        allowed = matrix[:, 0, 0].expand(rows, -1).contiguous()
+        self.kept.append(allowed)
+        self.arguments.allowed = allowed.data_ptr()
+
+    def finish(self) -> None:
+        """Count the new position, which the cache has now."""
+        if isinstance(self.state, KeyValueCache):
+            self.state.lengths[self.layer] = self.arguments.longest
 
 
 def product_of(layer: Linear) -> Product:

@@ -2,7 +2,7 @@
 
 Decoding multiplies a few rows by every matrix of the model, so each matrix is read once for little
 work. On a CPU PyTorch's usual kernels then reach half the speed of memory; oneDNN's, on the very
-same tensors, come near it; for one row the kernels in C (qkv.nn.native) reach it.
+same tensors, come near it; for one row or two the kernels in C (qkv.nn.native) reach it.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from qkv.nn.unchanged import fused
 Matrix = Tensor | FrozenMatrix
 
 FEW_ROWS = 1024  # more rows are work enough for any kernel
+FEWEST_ROWS = 2  # the compiled kernel is faster than oneDNN's
 
 
 def linear(
@@ -50,21 +51,21 @@ def linear(
         return aligned_linear(x, weight, bias)
     if onednn_supports(x, weight):
         kernels = native_library.library()
-        if kernels is not None and x.numel() == x.shape[-1]:
-            return float_row(kernels, x, weight, bias)
+        if kernels is not None and x.numel() <= FEWEST_ROWS * x.shape[-1]:
+            return float_rows(kernels, x, weight, bias)
 
         return torch.ops.mkldnn._linear_pointwise(x, as_prepacked(weight), bias, "none", [], "")
 
     return F.linear(x, weight, bias)
 
 
-def float_row(
+def float_rows(
     kernels: NativeLibrary, x: Float[Tensor, "*n E"], weight: Tensor, bias: Tensor | None
 ) -> Float[Tensor, "*n N"]:
-    """One row on a CPU, by the compiled kernel."""
+    """One row or two on a CPU, by the compiled kernel."""
     N, E = weight.shape
     product = Product(N, E, FLOAT32, weight=weight.data_ptr(), bias=address(bias))
-    return kernels.multiply(product, x.reshape(1, E).contiguous(), N).view(*x.shape[:-1], N)
+    return kernels.multiply(product, x.reshape(-1, E).contiguous(), N).view(*x.shape[:-1], N)
 
 
 def onednn_supports(x: Tensor, weight: Tensor) -> bool:

@@ -43,14 +43,19 @@ typedef struct {
     int64_t H, K, D;
 } Block;
 
-/* The keys and values of one layer, and what turns and hides them. */
+/* The keys and values of one layer, and what turns and hides them. The cache has a row for each
+   sequence, (B, K, capacity, D), or slots that a table gives to positions, (slots, K, D). */
 typedef struct {
-    float *keys, *values;      /* (B, K, capacity, D) */
+    float *keys, *values;
     int64_t capacity;
-    int64_t position;          /* of the new token: S - 1 */
+    int64_t longest;           /* positions of the longest sequence with its new token */
+    const int32_t *table;      /* (sequences, table_stride): the slot of each position, or NULL */
+    const int64_t *table_rows; /* (B,): the row of each sequence in the table */
+    int64_t table_stride;
+    const int64_t *lengths;    /* (B,): S of each sequence, or NULL where all have the longest */
     const float *cos, *sin;    /* (1 or B, D), or NULL */
     int64_t turn_stride;       /* D, or 0 where all rows share the angles */
-    const uint8_t *allowed;    /* (B, S), or NULL */
+    const uint8_t *allowed;    /* (B, longest), or NULL */
 } Layer;
 
 /* The threads and the instruction set that a call may use. */
@@ -107,7 +112,7 @@ typedef struct {
     const Layer *layer;
     const float *qkv; /* (B, (H + 2K) D) */
     float *heads;     /* (B, H D) */
-    float *scratch;   /* (B, K, S + D) */
+    float *scratch;   /* (B, K, longest + D) */
 } Attention;
 
 static int64_t round_up(int64_t n, int64_t size) { return (n + size - 1) / size * size; }
@@ -115,6 +120,12 @@ static int64_t round_up(int64_t n, int64_t size) { return (n + size - 1) / size 
 #if defined(__x86_64__) && defined(__GNUC__)
 
 #include <immintrin.h>
+
+/* Where the key and the value of a position begin. */
+INLINE int64_t slot_of(const Layer *l, const Block *block, int64_t b, int64_t k, int64_t s) {
+    if (l->table) return (l->table[l->table_rows[b] * l->table_stride + s] * block->K + k) * block->D;
+    return ((b * block->K + k) * l->capacity + s) * block->D;
+}
 
 INLINE int32_t pair_at(const int16_t *numbers) {
     int32_t pair;
@@ -153,10 +164,17 @@ INLINE float activated(float x, int kind) {
     }
 }
 
+INLINE __attribute__((target("avx2,fma"))) float sum_of_8(__m256 v) {
+    __m128 four = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+    __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+}
+
 #define TARGET __attribute__((target("avx2,fma")))
 #define NAME(name) name##_avx2
 #define LANES 8
 #define TILE 5
+#define WIDE_ROWS 2
 #define VI __m256i
 #define VF __m256
 #define WIDEN_INT8(p) _mm256_cvtepi8_epi16(_mm_loadu_si128((const void *)(p)))
@@ -174,12 +192,14 @@ INLINE float activated(float x, int kind) {
 #define ADD(a, b) _mm256_add_ps(a, b)
 #define LOAD(p) _mm256_loadu_ps(p)
 #define STORE(p, v) _mm256_storeu_ps(p, v)
+#define SUM(v) sum_of_8(v)
 #include "product_tiles.h"
 
 #define TARGET __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma")))
 #define NAME(name) name##_avx512
 #define LANES 16
 #define TILE 6
+#define WIDE_ROWS 6
 #define VI __m512i
 #define VF __m512
 #define WIDEN_INT8(p) _mm512_cvtepi8_epi16(_mm256_loadu_si256((const void *)(p)))
@@ -198,6 +218,7 @@ INLINE float activated(float x, int kind) {
 #define ADD(a, b) _mm512_add_ps(a, b)
 #define LOAD(p) _mm512_loadu_ps(p)
 #define STORE(p, v) _mm512_storeu_ps(p, v)
+#define SUM(v) _mm512_reduce_add_ps(v)
 #include "product_tiles.h"
 
 /* The best instruction set of this processor: 0 none of them, 1 AVX2, 2 AVX-512 with VNNI. */
@@ -230,21 +251,29 @@ EXPORT int multiply(const Machine *machine, const Product *product, int64_t M, c
     return 0;
 }
 
+/* The new keys and values into the cache, and the heads of one token of each of B rows. */
+EXPORT int attend(const Machine *machine, const Block *block, const Layer *layer, int64_t B,
+                  const float *qkv, float *heads) {
+    float *scratch = malloc(B * block->K * (layer->longest + block->D) * sizeof(float));
+    if (!scratch) return 1;
+
+    Attention attention = {block, layer, qkv, heads, scratch};
+    for_each(machine, B * block->K, 1, &attention, machine->wide ? attend_avx512 : attend_avx2);
+    free(scratch);
+    return 0;
+}
+
 /* A block for one token of each of B rows; x (B, E) becomes its output. */
 EXPORT int decode_block(const Machine *machine, const Block *block, const Layer *layer, int64_t B,
                         float *x) {
     int64_t heads = block->H * block->D;
     int64_t projected = heads + 2 * block->K * block->D;
-    int64_t hidden = block->down.E;
-    int64_t scratch = block->K * (layer->position + 1 + block->D);
-    float *memory = malloc(B * (heads + projected + hidden + scratch) * sizeof(float));
+    float *memory = malloc(B * (heads + projected + block->down.E) * sizeof(float));
     if (!memory) return 1;
 
-    float *qkv = memory, *attended = qkv + B * projected;
-    float *middle = attended + B * heads;
-    Attention attention = {block, layer, qkv, attended, middle + B * hidden};
+    float *qkv = memory, *attended = qkv + B * projected, *middle = attended + B * heads;
     int failed = multiply(machine, &block->qkv, B, x, NULL, qkv);
-    for_each(machine, B * block->K, 1, &attention, machine->wide ? attend_avx512 : attend_avx2);
+    failed |= attend(machine, block, layer, B, qkv, attended);
     failed |= multiply(machine, &block->output, B, attended, x, x);
     failed |= multiply(machine, &block->up, B, x, NULL, middle);
     failed |= multiply(machine, &block->down, B, middle, x, x);

@@ -57,13 +57,17 @@ class BlockArguments(Structure):
 
 
 class LayerArguments(Structure):
-    """The keys and values of a layer, the angles of the new position, and the mask."""
+    """The keys and values of a layer, in rows or by a table, the new angles, and the mask."""
 
     _fields_ = (
         ("keys", c_void_p),
         ("values", c_void_p),
         ("capacity", c_int64),
-        ("position", c_int64),
+        ("longest", c_int64),
+        ("table", c_void_p),
+        ("table_rows", c_void_p),
+        ("table_stride", c_int64),
+        ("lengths", c_void_p),
         ("cos", c_void_p),
         ("sin", c_void_p),
         ("turn_stride", c_int64),
@@ -98,6 +102,11 @@ class NativeLibrary:
         self.run_multiply.argtypes = (
             POINTER(Machine), POINTER(Product), c_int64, c_void_p, c_void_p, c_void_p,
         )  # fmt: skip
+        self.run_attend = functions.attend
+        self.run_attend.argtypes = (
+            POINTER(Machine), POINTER(BlockArguments), POINTER(LayerArguments),
+            c_int64, c_void_p, c_void_p,
+        )  # fmt: skip
         self.run_block = functions.decode_block
         self.run_block.argtypes = (
             POINTER(Machine), POINTER(BlockArguments), POINTER(LayerArguments), c_int64, c_void_p,
@@ -124,6 +133,18 @@ class NativeLibrary:
             raise MemoryError(f"no memory for the product of {len(x)} rows")
 
         return y
+
+    def attend(self, block: BlockArguments, layer: LayerArguments, qkv: Tensor) -> Tensor:
+        """The heads (B, H D) of contiguous float32 projections (B, (H + 2K) D)."""
+        B = len(qkv)
+        heads = qkv.new_empty(B, block.H * block.D)
+        failed = self.run_attend(
+            byref(self.machine()), byref(block), byref(layer), B, qkv.data_ptr(), heads.data_ptr()
+        )
+        if failed:
+            raise MemoryError(f"no memory for the attention of {B} sequences")
+
+        return heads
 
     def decode_block(self, block: BlockArguments, layer: LayerArguments, x: Tensor) -> Tensor:
         """The output of a block for contiguous float32 rows (B, E), one token of each sequence."""

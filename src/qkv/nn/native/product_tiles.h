@@ -82,46 +82,47 @@ INLINE TARGET void NAME(tile_int4)(const int R, const int C, const Multiplicatio
         UNROLL for (int c = 0; c < C; c++) STORE(y + r * PANEL + start + c * LANES, total[r][c]);
 }
 
-/* One row times up to 32 rows of a float32 matrix. */
-INLINE TARGET void NAME(tile_float)(const Multiplication *m, int64_t panel, float *y) {
+/* R rows times up to 32 rows of a float32 matrix, I of them together. */
+INLINE TARGET void NAME(tile_float)(const int R, const int I, const Multiplication *m, int64_t panel,
+                                    int64_t first, float *y) {
     const int64_t E = m->product->E;
     const float *weight = (const float *)m->product->weight + panel * PANEL * E;
     const int64_t rows = MIN(PANEL, m->product->N - panel * PANEL);
-    const float *x = m->product->norm == NO_NORM ? m->x : m->normalised;
-    for (int64_t n = 0; n < rows; n += 4) {
+    const float *x = (m->product->norm == NO_NORM ? m->x : m->normalised) + first * E;
+    for (int64_t n = 0; n < rows; n += I) {
         const float *w[4];
-        UNROLL for (int i = 0; i < 4; i++) w[i] = weight + MIN(n + i, rows - 1) * E;
+        UNROLL for (int i = 0; i < I; i++) w[i] = weight + MIN(n + i, rows - 1) * E;
 
-        VF sum[4][2];
-        UNROLL for (int i = 0; i < 4; i++) sum[i][0] = sum[i][1] = ZERO_FLOAT;
+        VF sum[TILE][4];
+        UNROLL for (int r = 0; r < R; r++)
+            UNROLL for (int i = 0; i < I; i++) sum[r][i] = ZERO_FLOAT;
 
         int64_t e = 0;
-        for (; e + 2 * LANES <= E; e += 2 * LANES) {
-            VF a = LOAD(x + e), b = LOAD(x + e + LANES);
-            UNROLL for (int i = 0; i < 4; i++) {
-                sum[i][0] = MULTIPLY_ADD(a, LOAD(w[i] + e), sum[i][0]);
-                sum[i][1] = MULTIPLY_ADD(b, LOAD(w[i] + e + LANES), sum[i][1]);
+        for (; e + LANES <= E; e += LANES) {
+            VF part[TILE];
+            UNROLL for (int r = 0; r < R; r++) part[r] = LOAD(x + r * E + e);
+            UNROLL for (int i = 0; i < I; i++) {
+                VF weights = LOAD(w[i] + e);
+                UNROLL for (int r = 0; r < R; r++) sum[r][i] = MULTIPLY_ADD(part[r], weights, sum[r][i]);
             }
         }
 
-        UNROLL for (int i = 0; i < 4; i++) {
-            float parts[LANES], total = 0;
-            STORE(parts, ADD(sum[i][0], sum[i][1]));
-            UNROLL for (int lane = 0; lane < LANES; lane++) total += parts[lane];
-            for (int64_t rest = e; rest < E; rest++) total += x[rest] * w[i][rest];
-            if (n + i < rows) y[n + i] = total;
-        }
+        UNROLL for (int r = 0; r < R; r++)
+            UNROLL for (int i = 0; i < I; i++) {
+                float total = SUM(sum[r][i]);
+                for (int64_t rest = e; rest < E; rest++) total += x[r * E + rest] * w[i][rest];
+                if (n + i < rows) y[r * PANEL + n + i] = total;
+            }
     }
 }
 
 INLINE TARGET void NAME(tile)(const Multiplication *m, int64_t panel, int64_t first, int R, float *y) {
-    if (m->product->format == FLOAT32) {
-        NAME(tile_float)(m, panel, y);
-        return;
-    }
-
 #define WITH(rows, vectors) \
     case rows: \
+        if (m->product->format == FLOAT32) { \
+            NAME(tile_float)(rows, rows <= WIDE_ROWS ? 4 : 2, m, panel, first, y); \
+            break; \
+        } \
         for (int64_t start = 0; start < PANEL; start += vectors * LANES) { \
             if (m->product->format == INT8) NAME(tile_int8)(rows, vectors, m, panel, first, start, y); \
             else NAME(tile_int4)(rows, vectors, m, panel, first, start, y); \
@@ -281,25 +282,28 @@ static TARGET void NAME(attend)(const Task *task, int64_t begin, int64_t end) {
     const Attention *a = task->data;
     const Block *block = a->block;
     const Layer *l = a->layer;
-    const int64_t H = block->H, K = block->K, D = block->D, S = l->position + 1;
-    const int64_t shared = H / K;
+    const int64_t H = block->H, K = block->K, D = block->D;
+    const int64_t shared = H / K, whole = D / LANES * LANES;
     const float scale = 1 / sqrtf((float)D);
     for (int64_t number = begin; number < end; number++) {
         const int64_t b = number / K, k = number % K;
-        float *weights = a->scratch + number * (S + D), *query = weights + S;
+        const int64_t S = l->lengths ? l->lengths[b] : l->longest;
+        float *weights = a->scratch + number * (l->longest + D), *query = weights + l->longest;
         const float *row = a->qkv + b * (H + 2 * K) * D;
-        float *keys = l->keys + (b * K + k) * l->capacity * D;
-        float *values = l->values + (b * K + k) * l->capacity * D;
-        NAME(turn)(l, b, D, row + (H + k) * D, keys + l->position * D);
-        memcpy(values + l->position * D, row + (H + K + k) * D, D * sizeof(float));
+        const int64_t new_slot = slot_of(l, block, b, k, S - 1);
+        NAME(turn)(l, b, D, row + (H + k) * D, l->keys + new_slot);
+        memcpy(l->values + new_slot, row + (H + K + k) * D, D * sizeof(float));
 
         for (int64_t h = k * shared; h < (k + 1) * shared; h++) {
             NAME(turn)(l, b, D, row + h * D, query);
             float most = -INFINITY;
             for (int64_t s = 0; s < S; s++) {
-                float score = 0;
-                _Pragma("omp simd reduction(+ : score)") for (int64_t d = 0; d < D; d++)
-                    score += query[d] * keys[s * D + d];
+                const float *key = l->keys + slot_of(l, block, b, k, s);
+                VF parts = ZERO_FLOAT;
+                for (int64_t d = 0; d < whole; d += LANES)
+                    parts = MULTIPLY_ADD(LOAD(query + d), LOAD(key + d), parts);
+                float score = SUM(parts);
+                for (int64_t d = whole; d < D; d++) score += query[d] * key[d];
                 if (l->allowed && !l->allowed[b * S + s]) score = -INFINITY;
                 weights[s] = score * scale;
                 most = weights[s] > most ? weights[s] : most;
@@ -313,10 +317,21 @@ static TARGET void NAME(attend)(const Task *task, int64_t begin, int64_t end) {
 
             float *output = a->heads + (b * H + h) * D;
             const float factor = sum > 0 ? 1 / sum : 0; /* a query without keys attends to nothing */
-            for (int64_t d = 0; d < D; d++) output[d] = 0;
-            for (int64_t s = 0; s < S; s++) {
-                const float weight = weights[s] * factor;
-                for (int64_t d = 0; d < D; d++) output[d] += weight * values[s * D + d];
+            int64_t d = 0;
+            for (; d + 4 * LANES <= D; d += 4 * LANES) {
+                VF total[4] = {ZERO_FLOAT, ZERO_FLOAT, ZERO_FLOAT, ZERO_FLOAT};
+                for (int64_t s = 0; s < S; s++) {
+                    const float *value = l->values + slot_of(l, block, b, k, s) + d;
+                    VF weight = ALL_FLOAT(weights[s] * factor);
+                    UNROLL for (int i = 0; i < 4; i++)
+                        total[i] = MULTIPLY_ADD(weight, LOAD(value + i * LANES), total[i]);
+                }
+                UNROLL for (int i = 0; i < 4; i++) STORE(output + d + i * LANES, total[i]);
+            }
+            for (; d < D; d++) {
+                output[d] = 0;
+                for (int64_t s = 0; s < S; s++)
+                    output[d] += weights[s] * factor * l->values[slot_of(l, block, b, k, s) + d];
             }
         }
     }
@@ -328,6 +343,8 @@ static TARGET void NAME(attend)(const Task *task, int64_t begin, int64_t end) {
 #undef NAME
 #undef LANES
 #undef TILE
+#undef WIDE_ROWS
+#undef SUM
 #undef VI
 #undef VF
 #undef WIDEN_INT8

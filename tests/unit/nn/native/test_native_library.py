@@ -177,7 +177,7 @@ def test_decode_steps_equal_float64(
     monkeypatch.setattr(CompiledBlock, "run", lambda *args: runs.append(1) or run(*args))
     model = gpt(**GPT_KINDS[kind] | {"hidden": 64}).float().eval()
     small = model if quantize is None else quantize(model)
-    ids = words(1 if quantize is None else 3, 9)
+    ids = words(2 if quantize is None else 3, 9)
     steps = logits_of_steps(small, ids)
     assert len(runs) == 6 * model.config.depth
 

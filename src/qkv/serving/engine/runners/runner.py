@@ -16,6 +16,7 @@ from torch import Tensor
 from qkv.models.model import Model
 from qkv.models.sites import attention_sites
 from qkv.nn.cache import DecoderState, PackedBatch, PagedCache, SequenceGroup
+from qkv.nn.decode.cpu_block import CpuBlocks
 from qkv.nn.decode.paged_stack import PlainParts, installed, plain_parts
 from qkv.nn.hooks import add_hook
 from qkv.nn.linear.frozen_matrix import quantized_activations
@@ -130,6 +131,8 @@ class PagedRunner(Runner):
         if self.device.type == "cpu" and small_enough(model):
             self.matrices = {}
 
+        self.cpu_blocks = CpuBlocks(model)
+        """Blocks that decode with few calls; none on a GPU."""
         self.graphs: StepGraphs | None = None
         self.plain_parts = PlainParts([], [])
         """Parts of the model that fused kernels compute on a GPU."""
@@ -191,7 +194,8 @@ class PagedRunner(Runner):
         if self.matrices is not None:
             prepacked = prepacking(self.matrices)
 
-        with prepacked, self.heads_off(batch), installed(self.plain_parts):
+        fused = installed(self.plain_parts)
+        with prepacked, self.heads_off(batch), fused, self.cpu_blocks.installed():
             hidden = self.model.decoder_hidden(
                 ids.unsqueeze(0), positions=positions.unsqueeze(0), state=state
             )
