@@ -20,7 +20,6 @@ from qkv.nn.hooks import capture
 from qkv.nn.linear.frozen_matrix import FrozenMatrix, quantized_activations
 from qkv.nn.linear.int4 import SHARES, Int4Matrix, packed_order, unpack
 from qkv.nn.linear.int8 import Int8Embedding, Int8Matrix
-from qkv.nn.linear.linear import Linear
 from qkv.nn.linear.panel_matrix import Int4Panels, Int8Panels
 from qkv.nn.native import native_library
 from support.families import (
@@ -33,6 +32,7 @@ from support.families import (
     transformer,
     words,
 )
+from support.rounded_weights import with_rounded_weights
 
 SHAPES = [(1, 1), (5, 3), (7, 5), (96, 32), (400, 48), (576, 64)]
 ROWS = [1, 2, 24, 100]
@@ -168,19 +168,6 @@ def test_a_gradient_goes_through_to_the_input(kind: Any) -> None:
     (actual,) = torch.autograd.grad(packed.linear(x).square().sum(), x)
     (right,) = torch.autograd.grad(F.linear(x, packed.dequantised()).square().sum(), x)
     assert_close(actual, right)
-
-
-def with_rounded_weights(model: Any, small: Any) -> Any:
-    """Return the float32 model with the dequantised weights, which the int8 model must equal."""
-    parts = dict(small.named_modules())
-    with torch.no_grad():
-        for path, part in model.named_modules():
-            if isinstance(part, Linear | torch.nn.Embedding) and isinstance(
-                parts[path].weight, FrozenMatrix
-            ):
-                part.weight.copy_(parts[path].weight.dequantised())
-
-    return model
 
 
 def assert_near(actual: Tensor, expected: Tensor, relative: float) -> None:

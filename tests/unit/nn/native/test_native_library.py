@@ -24,6 +24,7 @@ from qkv.nn.linear.panel_matrix import Int4Panels, Int8Panels
 from qkv.nn.native import native_library
 from qkv.nn.native.native_library import AVX512, NativeLibrary, openmp_parallel
 from support.families import GPT_KINDS, gpt, words
+from support.rounded_weights import with_rounded_weights
 
 FEW_BITS = [Int8Panels, Int4Panels]
 SHAPES = [(1, 1), (33, 31), (96, 64), (70, 1000), (64, 3072)]
@@ -181,15 +182,7 @@ def test_decode_steps_equal_float64(
     steps = logits_of_steps(small, ids)
     assert len(runs) == 6 * model.config.depth
 
-    exact = model.double()
-    if quantize is not None:
-        parts = dict(small.named_modules())
-        with torch.no_grad():
-            for path, part in exact.named_modules():
-                rounded = getattr(parts[path], "weight", None)
-                if hasattr(rounded, "dequantised"):
-                    part.weight.copy_(rounded.dequantised())
-
+    exact = with_rounded_weights(model, small).double()
     with torch.no_grad():
         expected = exact(ids)[:, 2:]
 
