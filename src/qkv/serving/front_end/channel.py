@@ -48,6 +48,8 @@ class Kind(IntEnum):
     """Responses for the metrics."""
     STOP = 10
     """The engine has failed: the front end stops."""
+    TAKEN = 11
+    """Bytes of a response that its client has taken."""
 
 
 class Channel:

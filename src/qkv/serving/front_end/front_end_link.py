@@ -99,6 +99,8 @@ class FrontEndLink:
             self.abort(value)
         elif kind is Kind.FORWARD:
             self.forwarded.start(*value)
+        elif kind is Kind.TAKEN:
+            self.forwarded.take(*value)
         elif kind is Kind.COUNTS:
             self.running_requests, responses = value
             for response in responses:
