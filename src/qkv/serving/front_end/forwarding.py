@@ -189,7 +189,7 @@ class ForwardedResponse:
     async def __call__(self, message: Message) -> None:
         last = is_last(message)
         if message["type"] == "http.response.body":
-            await self.send_body(message.get("body", b""), more=not last)
+            await self.send_body(bytes(message.get("body", b"")), more=not last)
         else:
             self.send(message)
 

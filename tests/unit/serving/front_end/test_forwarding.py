@@ -98,14 +98,24 @@ async def large_app(scope: Scope, receive: Receive, send: Send) -> None:
     await Response(LARGE[:size])(scope, receive, send)
 
 
+async def view_app(scope: Scope, receive: Receive, send: Send) -> None:
+    """Sends a memoryview, as ASGI allows it."""
+
+    async def parts() -> AsyncIterator[memoryview]:
+        yield memoryview(LARGE)[: int(scope["path"])]
+
+    await StreamingResponse(parts())(scope, receive, send)
+
+
 def scope_of(path: str) -> Scope:
     return {"type": "http", "method": "GET", "path": path, "headers": [], "body": b""}
 
 
+@pytest.mark.parametrize("app", [large_app, view_app])
 @pytest.mark.parametrize("size", SIZES)
-def test_a_body_arrives_whole(size: int) -> None:
+def test_a_body_arrives_whole(size: int, app: Any) -> None:
     async def exchange() -> None:
-        ends = Ends(large_app)
+        ends = Ends(app)
         client = Client()
         await ends.forwarder(scope_of(str(size)), connected, client)
         assert client.body == LARGE[:size]
