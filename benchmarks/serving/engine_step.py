@@ -21,7 +21,7 @@ import torch
 import tyro
 
 from benchmarks.harness import machine
-from benchmarks.serving.serve_gpu import DTYPES, new_prompts, random_tokenizer
+from benchmarks.serving.serve_gpu import DTYPES, Workload, new_prompts, random_tokenizer
 from qkv.generation import SamplingParams
 from qkv.models import build, preset
 from qkv.serving.engine.engine import Engine
@@ -44,16 +44,8 @@ KINDS = {
 
 
 @dataclass
-class Options:
-    preset: str = "gpt2"
-    device: str = "cuda"
-    precision: str = "bf16"
-    clients: int = 256
-    prompt: int = 128
-    tokens: int = 128
+class Options(Workload):
     turns: int = 5
-    cache: float = 4.0
-    """GiB of KV cache."""
     kinds: tuple[str, ...] = ("greedy",)
     """Sampling parameters: greedy, temperature, top-k, top-p or mixed."""
     stream: bool = False

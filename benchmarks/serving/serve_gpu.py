@@ -40,18 +40,24 @@ DTYPES = {"bf16": torch.bfloat16, "float32": torch.float32}
 
 
 @dataclass
-class Options:
+class Workload:
+    """A model with random weights, and requests of random prompts."""
+
     preset: str = "gpt2"
     device: str = "cuda"
     precision: str = "bf16"
     clients: int = 256
     prompt: int = 128
     tokens: int = 128
+    cache: float = 4.0
+    """GiB of KV cache."""
+
+
+@dataclass
+class Options(Workload):
     turns: int = 7
     processes: int = 4
     """Processes that generate the load."""
-    cache: float = 4.0
-    """GiB of KV cache."""
     bare_turns: int = 9
     front_ends: int | None = None
     """Processes that handle HTTP; 0 is a thread beside the engine, None the server's default."""
@@ -70,7 +76,7 @@ def random_tokenizer(count: int) -> Tokenizer:
     return Tokenizer(inner)
 
 
-def new_prompts(count: int, options: Options, vocabulary: int) -> list[list[int]]:
+def new_prompts(count: int, options: Workload, vocabulary: int) -> list[list[int]]:
     return torch.randint(vocabulary, (count, options.prompt)).tolist()
 
 

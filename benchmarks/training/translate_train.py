@@ -115,17 +115,31 @@ def time_qkv(task: TrainingTask, options: Options, folder: Path) -> tuple[float,
     return created + first["seconds"], tokens / (last["seconds"] - middle["seconds"])
 
 
+class PeerEmbedding(nn.Module):
+    """Tokens and learned positions, with dropout; the output layer shares the tokens' matrix."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        self.token = nn.Embedding(config.vocabulary, config.width)
+        self.position = nn.Embedding(config.context, config.width)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        positions = torch.arange(ids.shape[1], device=ids.device)
+        return self.dropout(self.token(ids) + self.position(positions))
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return F.linear(hidden, self.token.weight)
+
+
 class TransformerPeer(nn.Module):
     """nn.Transformer with shared embeddings, as transformer-small has them."""
 
     def __init__(self, config: Any) -> None:
         super().__init__()
-        E = config.width
-        self.embedding = nn.Embedding(config.vocabulary, E)
-        self.position = nn.Embedding(config.context, E)
-        self.dropout = nn.Dropout(config.dropout)
+        self.embedding = PeerEmbedding(config)
         self.transformer = nn.Transformer(
-            E,
+            config.width,
             config.heads,
             config.depth,
             config.depth,
@@ -135,10 +149,6 @@ class TransformerPeer(nn.Module):
             norm_first=config.norm_placement == "before",
         )
 
-    def embed(self, ids: Tensor) -> Tensor:
-        positions = torch.arange(ids.shape[1], device=ids.device)
-        return self.dropout(self.embedding(ids) + self.position(positions))
-
     def forward(self, batch: Batch) -> Tensor:
         T = batch.ids.shape[1]
         causal = torch.ones(T, T, dtype=torch.bool, device=batch.ids.device).triu(1)
@@ -147,14 +157,14 @@ class TransformerPeer(nn.Module):
             hidden_source = ~batch.source_padding_mask
 
         hidden = self.transformer(
-            self.embed(batch.source),
-            self.embed(batch.ids),
+            self.embedding(batch.source),
+            self.embedding(batch.ids),
             tgt_mask=causal,
             tgt_is_causal=True,
             src_key_padding_mask=hidden_source,
             memory_key_padding_mask=hidden_source,
         )
-        return F.linear(hidden, self.embedding.weight)
+        return self.embedding.logits(hidden)
 
 
 class BERTPeer(nn.Module):
@@ -162,12 +172,9 @@ class BERTPeer(nn.Module):
 
     def __init__(self, config: Any) -> None:
         super().__init__()
-        E = config.width
-        self.embedding = nn.Embedding(config.vocabulary, E)
-        self.position = nn.Embedding(config.context, E)
-        self.dropout = nn.Dropout(config.dropout)
+        self.embedding = PeerEmbedding(config)
         layer = nn.TransformerEncoderLayer(
-            E,
+            config.width,
             config.heads,
             config.width_of_hidden,
             config.dropout,
@@ -178,13 +185,11 @@ class BERTPeer(nn.Module):
         self.encoder = nn.TransformerEncoder(layer, config.depth, enable_nested_tensor=False)
 
     def forward(self, batch: Batch) -> Tensor:
-        positions = torch.arange(batch.ids.shape[1], device=batch.ids.device)
-        x = self.dropout(self.embedding(batch.ids) + self.position(positions))
-        x = self.encoder(x)
+        x = self.encoder(self.embedding(batch.ids))
         assert batch.target_positions is not None
         index = batch.target_positions.unsqueeze(-1).expand(-1, -1, x.shape[-1])
 
-        return F.linear(x.gather(1, index), self.embedding.weight)
+        return self.embedding.logits(x.gather(1, index))
 
 
 class RNNPeer(nn.Module):

@@ -100,7 +100,7 @@ def test_tokens_are_added_by_next_and_by_bars_undone_and_linked(visit: Open, ser
     both = TEXT + first["text"] + second["text"]
     eventually(page, lambda: shown_text(page), lambda text: text == both)
     whole = [*ids, first["id"], second["id"]]
-    eventually(page, lambda: asked[-1]["text"], lambda text: text == whole)
+    eventually(page, lambda: [body["text"] for body in asked[-1:]], lambda texts: texts == [whole])
 
     # A bar appends its token, whatever the sampling parameters say.
     page.wait_for_function(
@@ -366,3 +366,33 @@ def test_zero_one_and_few_shots_side_by_side(visit: Open, server: Any) -> None:
         assert alike(shown, [math.exp(entry["logprob"]) for entry in listed])
     page.fill("#build-prompt", "big")
     page.wait_for_selector(".shots.stale")
+
+
+def test_half_a_character_is_added_as_a_link_adds_it(visit: Open, server: Any) -> None:
+    """Tokens are bytes here: a first half, another first half, and the second half."""
+    first, second = answered(server, "/v1/tokenize", model="gpt", text="é")["tokens"]
+    half = {"logprob": -1.5, "probability": 0.2, "token": "?", "text": "\ufffd"}
+
+    def next_halves(route: Any) -> None:
+        listed = [{**half, "id": first["id"]}, {**half, "id": second["id"]}]
+        route.fulfill(json={"tokens": listed, "rest": 0.2})
+
+    page = visit(
+        link(tab="look", model="gpt", look_text=TEXT),
+        route=lambda page: page.route("**/v1/next", next_halves),
+    )
+    drawn(page)
+    added: list[str] = []
+    for which, text in ((0, ""), (0, "\ufffd"), (1, "\ufffdé")):
+        added.append(str([first, second][which]["id"]))
+        ids = ".".join(added)
+        page.locator(".distribution:not([aria-busy]) .two-bars .option").nth(which).click()
+        settings_where(page, lambda chosen, ids=ids: chosen.get("added") == ids)
+        assert shown_text(page) == TEXT + text
+        other = visit(copied(page))
+        eventually(
+            other,
+            lambda other=other: shown_text(other),
+            lambda shown, text=text: shown == TEXT + text,
+        )
+        other.close()

@@ -84,10 +84,10 @@ def test_temperature_and_filters_change_the_next_token_probabilities(
 def test_generation_continues_from_a_chosen_alternative_and_is_undone(
     visit: Open, server: Any
 ) -> None:
-    page = visit(link(tab="write", model="gpt", prompt=PROMPT, seed=8, max_tokens=8))
+    page = visit(link(tab="write", model="gpt", prompt=PROMPT, seed=7, max_tokens=8))
     generate(page)
     before = tokens(page)
-    drawn = DRAWN | {"max_tokens": 8, "seed": 8}
+    drawn = DRAWN | {"max_tokens": 8, "seed": 7}
     choice, prompt = completed(server, model="gpt", prompt=PROMPT, **drawn)
     token = choice["tokens"][3]
     page.locator(".result .tokens .token:not(.given)").nth(3).click()
@@ -104,7 +104,8 @@ def test_generation_continues_from_a_chosen_alternative_and_is_undone(
     assert requests[0]["prompt"] == ids
     on, _ = completed(server, model="gpt", prompt=ids, **drawn)
     assert tokens(page)[:3] == before[:3]
-    assert tokens(page)[4:] == shown_as(page, [entry["text"] for entry in on["tokens"]])
+    all_ids = ids + [entry["id"] for entry in on["tokens"]]
+    assert tokens(page) == texts_after(page, server, all_ids, len(prompt))
     state = page.inner_text(".result .state")
     assert state == "8 new tokens after 4 earlier ones. Maximum number of tokens reached."
     shown_tokens = tokens(page)
@@ -119,6 +120,60 @@ def test_generation_continues_from_a_chosen_alternative_and_is_undone(
     )
     page.click("button:text-is('Undo')")
     assert tokens(page) == before
+
+
+def texts_after(page: Any, server: Any, ids: list[int], count: int) -> list[str]:
+    """The texts of the ids after the first `count`, each as it is after all those before it."""
+    read = answered(server, "/v1/tokenize", model="gpt", ids=ids)["tokens"]
+    return shown_as(page, [entry["text"] for entry in read[count:]])
+
+
+def test_half_a_character_is_shown_as_the_link_shows_it(visit: Open, server: Any) -> None:
+    """Tokens are bytes here: the first half of a character at the end, and then the second."""
+    first, second = answered(server, "/v1/tokenize", model="gpt", text="é")["tokens"]
+    assert (first["text"], second["text"]) == ("", "é")
+    half = {"logprob": -1.5, "probability": 0.2, "token": "?", "text": "\ufffd"}
+
+    def next_halves(route: Any) -> None:
+        listed = [{**half, "id": first["id"]}, {**half, "id": second["id"]}]
+        route.fulfill(json={"tokens": listed, "rest": 0.2})
+
+    page = visit(
+        link(tab="write", model="gpt", prompt=PROMPT, max_tokens=3),
+        route=lambda page: page.route("**/v1/next", next_halves),
+    )
+
+    def take(which: int, expected: list[str]) -> None:
+        count = len(expected)
+        page.locator(".two-bars li button").nth(which).click()
+        eventually(page, lambda: tokens(page), lambda shown: len(shown) == count)
+        assert tokens(page) == expected
+        assert_link_shows(page, visit)
+
+    take(0, [""])
+    take(0, ["", "\ufffd"])
+    take(1, ["", "\ufffd", "é"])
+    page.click("button:text-is('Undo')")
+
+    # Generation continues inside the character
+    prompt = answered(server, "/v1/tokenize", model="gpt", text=PROMPT)["tokens"]
+    ids = [entry["id"] for entry in [*prompt, first, first]]
+    page.click("button:text-is('Continue')")
+    written(page)
+    settings = {"temperature": 0.8, "top_p": 0.95, "seed": 0, "max_tokens": 3}
+    on, _ = completed(server, model="gpt", prompt=ids, **settings)
+    all_ids = ids + [entry["id"] for entry in on["tokens"]]
+    assert tokens(page) == texts_after(page, server, all_ids, len(prompt))
+    assert_link_shows(page, visit)
+
+
+def assert_link_shows(page: Any, visit: Open) -> None:
+    """The link of a page shows the tokens that the page shows."""
+    other = visit(copied(page))
+    other.wait_for_selector(".result .tokens .token.chosen")
+    assert tokens(other) == tokens(page)
+    assert other.text_content(".result .unseen") == page.text_content(".result .unseen")
+    other.close()
 
 
 def test_prompt_tokens_have_alternatives_and_continuing_sends_all_ids(

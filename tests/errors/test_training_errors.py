@@ -195,8 +195,16 @@ def test_invalid_values(
 
 
 def test_fp8_needs_a_gpu_and_a_gpt(qkv: Command) -> None:
-    qkv.fail(r"fp8: expected a GPU with FP8, not cpu", "--fp8", "--device", "cpu")
+    qkv.fail(r"fp8: expected a GPU with FP8, not cpu", "--fp8", "--device", "cpu", "--width", "16")
     qkv.fail(r"fp8: expected a gpt", "--fp8", "--device", "cpu", family="bert")
+
+
+@pytest.mark.parametrize(
+    ("width", "choices"), [("20", "choose 16 or 32"), ("8", "choose 16"), ("100", "96 or 112")]
+)
+def test_fp8_needs_a_width_that_its_products_take(qkv: Command, width: str, choices: str) -> None:
+    message = rf"fp8: expected a width that is a multiple of 16, not {width}; .*{choices}, or leave"
+    qkv.fail(message, "--fp8", "--width", width, "--heads", "2")
 
 
 def test_a_precision_that_the_cpu_cannot_compute(

@@ -20,4 +20,3 @@ def settings_of_training() -> Iterator[None]:
     torch.set_float32_matmul_precision("highest")
     yield
     torch.use_deterministic_algorithms(False)
-    torch.backends.cuda.enable_cudnn_sdp(True)

@@ -9,21 +9,16 @@ import pytest
 import torch
 from torch import Tensor
 
+from support import gpu_models
+
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("qkv_unchecked")]
 
-NO_BIASES = {"qkv_bias": False, "output_bias": False, "feed_forward_bias": False}
-KINDS: dict[str, dict[str, Any]] = {
-    "gpt-2": {"activation": "gelu_tanh"},
-    "exact": {"activation": "gelu", **NO_BIASES},
-    "llama": {
-        "position": "rotary", "norm": "rms", "activation": "swiglu", "heads": 6, "kv_heads": 2,
-        "hidden": 100, **NO_BIASES,
-    },
+KINDS = gpu_models.KINDS | {
     "relu": {"activation": "relu", "position": "none", "kv_heads": 1},
     "relu2": {"activation": "relu2", "position": "sinusoidal"},
     "silu": {"activation": "silu", "position": "rotary"},
     "swiglu with biases": {"activation": "swiglu", "tied": False},
-}  # fmt: skip
+}
 
 
 def qkv() -> SimpleNamespace:
@@ -35,13 +30,8 @@ def qkv() -> SimpleNamespace:
     from qkv.nn.decode import decode_block, decode_step, dependent_launch
     from qkv.nn.linear import few_rows, gemv
 
-    everything: dict[str, Any] = {}
-    for module in (generation, models, attention, norm, cache, hooks):
-        everything |= vars(module)
-        for name in getattr(module, "__all__", ()):  # names that are imported at first use
-            everything[name] = getattr(module, name)
-
-    everything |= {
+    modules = (generation, models, attention, norm, cache, hooks)
+    everything = gpu_models.names_of(modules) | {
         "decode_cuda_graph": decode_cuda_graph,
         "next_logits": next_logits,
         "decode_block": decode_block,
@@ -54,13 +44,7 @@ def qkv() -> SimpleNamespace:
 
 
 def model_of(kind: dict[str, Any], dtype: torch.dtype = torch.float32) -> Any:
-    torch.manual_seed(3)
-    settings = {"vocabulary": 300, "context": 128, "width": 96, "depth": 2, "heads": 3} | kind
-    model = qkv().GPT(qkv().GPTConfig(**settings)).cuda().eval()
-    with torch.no_grad():
-        for parameter in model.parameters():  # norms and biases that do something
-            parameter += 0.1 * torch.randn_like(parameter)
-    return model.to(torch.bfloat16).to(dtype)
+    return gpu_models.small_gpt(qkv(), kind, 128, dtype)
 
 
 def relative_error(actual: Tensor, right: Tensor) -> float:

@@ -9,19 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from support import gpu_models
+
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("qkv_unchecked")]
 
-NO_BIASES = {"qkv_bias": False, "output_bias": False, "feed_forward_bias": False}
-KINDS: dict[str, dict[str, Any]] = {
-    "gpt-2": {"activation": "gelu_tanh"},
-    "exact": {"activation": "gelu", **NO_BIASES},
-    "llama": {
-        "position": "rotary", "norm": "rms", "activation": "swiglu", "heads": 6, "kv_heads": 2,
-        "hidden": 100, **NO_BIASES,
-    },
+KINDS = gpu_models.KINDS | {
     "one key head": {"activation": "relu", "position": "none", "kv_heads": 1},
     "wide heads": {"activation": "silu", "position": "rotary", "head_width": 64},
-}  # fmt: skip
+}
 LENGTHS = ([1], [3, 17, 128, 129], [700, 1, 1024, 255, 40], [2000, 5, 1025])
 CONTEXT = 2048
 
@@ -33,24 +28,12 @@ def qkv() -> SimpleNamespace:
     from qkv.nn.attention.mask import Causal
     from qkv.nn.decode import paged_stack
 
-    everything: dict[str, Any] = {}
-    for module in (models, cache):
-        everything |= vars(module)
-        for name in getattr(module, "__all__", ()):  # names that are imported at first use
-            everything[name] = getattr(module, name)
-
+    everything = gpu_models.names_of((models, cache))
     return SimpleNamespace(**everything | {"paged_stack": paged_stack, "Causal": Causal})
 
 
 def model_of(kind: dict[str, Any], dtype: torch.dtype) -> Any:
-    torch.manual_seed(3)
-    settings = {"vocabulary": 300, "context": CONTEXT, "width": 96, "depth": 2, "heads": 3} | kind
-    model = qkv().GPT(qkv().GPTConfig(**settings)).cuda().eval()
-    with torch.no_grad():
-        for parameter in model.parameters():  # norms and biases that do something
-            parameter += 0.1 * torch.randn_like(parameter)
-
-    return model.to(torch.bfloat16).to(dtype)
+    return gpu_models.small_gpt(qkv(), kind, CONTEXT, dtype)
 
 
 def filled_cache(model: Any, rows: int) -> Any:

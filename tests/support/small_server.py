@@ -5,12 +5,13 @@ from __future__ import annotations
 import socket
 import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
+from fastapi import APIRouter
 
 from qkv.models import (
     BERT,
@@ -130,12 +131,13 @@ class Separated:
         rules: AccessRules | None = None,
         drain: float = 5.0,
         count: int = 1,
+        routers: Sequence[APIRouter] = (),
     ) -> None:
         rules = rules or AccessRules()
         listening = bind_socket("127.0.0.1", 0)
         self.port = listening.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
-        self.app = create_app(host, rules)
+        self.app = create_app(host, rules, routers)
         self.service = EngineService(host, self.app, count)
         self.status: int | None = None
         settings = {"rules": rules, "drain": drain, "queue": host.queue, "logs": {}}

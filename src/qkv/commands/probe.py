@@ -15,13 +15,19 @@ import tyro
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-from qkv.command_line.model_opening import DEFAULT_MACHINE, Machine, ModelName, open_float32
+from qkv.command_line.model_opening import (
+    DEFAULT_MACHINE,
+    Machine,
+    ModelName,
+    Opened,
+    open_float32,
+)
 from qkv.command_line.output_checks import check_writable
 from qkv.command_line.user_input import note
 from qkv.insight.probing.activations import ActivationDtype, check_layers
 from qkv.insight.probing.linear_probe import ProbeTraining
-from qkv.insight.probing.probe_model import ProgressCallback, probe
-from qkv.insight.probing.probe_tasks import probe_task
+from qkv.insight.probing.probe_model import ProbeResult, ProgressCallback, probe
+from qkv.insight.probing.probe_tasks import ProbeTask, probe_task
 from qkv.models.configs import Pooling
 
 PICTURE = "probe.png"
@@ -102,22 +108,7 @@ class Probe:
 
         opened = open_float32(self.model, self.machine)
         check_layers(opened.model, self.layers)
-        task = probe_task(
-            opened.model,
-            opened.tokenizer,
-            self.target,
-            data=self.data,
-            validation=self.validation,
-            test=self.test,
-            length=self.length,
-            windows=self.windows,
-            most=self.examples,
-            text=self.text,
-            label=self.label,
-            pooling=self.pooling,
-            numbers=self.numbers,
-        )
-
+        task = self.build_task(opened)
         for line in task.notes:
             note(line)
 
@@ -135,6 +126,28 @@ class Probe:
                 stage=stage,
             )
 
+        self.report(results)
+
+    def build_task(self, opened: Opened) -> ProbeTask:
+        """What the probes learn, and from which examples."""
+        return probe_task(
+            opened.model,
+            opened.tokenizer,
+            self.target,
+            data=self.data,
+            validation=self.validation,
+            test=self.test,
+            length=self.length,
+            windows=self.windows,
+            most=self.examples,
+            text=self.text,
+            label=self.label,
+            pooling=self.pooling,
+            numbers=self.numbers,
+        )
+
+    def report(self, results: ProbeResult) -> None:
+        """Print the results, and write them with their picture."""
         # Imports matplotlib, which takes long.
         from qkv.insight.render.figures.probe_figure import draw_probed, probe_table
 

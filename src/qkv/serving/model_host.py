@@ -12,12 +12,13 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import torch
 
 from qkv.models.model import Model
+from qkv.nn.attention.kernels.sdpa import without_cudnn_attention
 from qkv.serving.engine.engine import Engine
 from qkv.serving.engine.generation_request import (
     GenerationRequest,
@@ -73,8 +74,8 @@ class ModelHost:
         """Called in the engine thread after it has failed."""
         self.on_change: Callable[[ModelEntry], None] = lambda entry: None
         """Called in any thread after a model is ready or has failed."""
-        self.uses_cudnn_attention = torch.backends.cuda.cudnn_sdp_enabled()
-        """PyTorch's setting, which is restored at the end."""
+        self.settings = ExitStack()
+        """PyTorch's settings while the engine runs."""
         self.stepping = threading.Lock()
         """Held during each step."""
         self.jobs = JobThread(self.finish_job, self.stepping)
@@ -210,8 +211,7 @@ class ModelHost:
 
     def start(self) -> None:
         """Start the engine thread, and the one for jobs."""
-        # cuDNN's attention plans for 80 ms or more whenever a number of prompts or a length is new
-        torch.backends.cuda.enable_cudnn_sdp(False)
+        self.settings.enter_context(without_cudnn_attention())
         self.thread.start()
         self.jobs.thread.start()
 
@@ -374,7 +374,7 @@ class ModelHost:
         if self.thread.is_alive():
             self.thread.join(timeout=seconds)
 
-        torch.backends.cuda.enable_cudnn_sdp(self.uses_cudnn_attention)
+        self.settings.close()
 
 
 def deliver_all(updates: Sequence[tuple[RequestHandle, Update]]) -> None:

@@ -10,10 +10,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from qkv.data.batches.batch import IGNORE
+from qkv.models.model import Model
 from qkv.nn.fused.fp8 import ALIGNMENT, E4M3, E5M2, Fp8Tensor, product, quantised, scale_of
 from qkv.training import fused_loss
 
@@ -30,9 +32,28 @@ MULTIPLE = 128
 """The vocabulary is padded to a multiple of this with rows of zeros."""
 
 
-def supports(
-    features: Tensor, weight: Tensor, bias: Tensor | None, shares: Tensor | None, chunk: int
-) -> bool:
+def check_model(model: Model) -> None:
+    """Raise if the output layer of a model cannot be computed in FP8."""
+    weight, bias = model.output_layer
+    if model.predicts != "next" or bias is not None:
+        raise ValueError("fp8: expected a gpt, whose output layer has no bias; leave it out")
+
+    width = weight.shape[1]
+    if width % ALIGNMENT:
+        above = rounded_up(width)
+        choices = [str(size) for size in (above - ALIGNMENT, above) if size]
+        raise ValueError(
+            f"fp8: expected a width that is a multiple of {ALIGNMENT}, not {width}; "
+            f"choose {' or '.join(choices)}, or leave fp8 out"
+        )
+
+
+def rounded_up(size: int) -> int:
+    """The next size that FP8 products take."""
+    return -(-size // ALIGNMENT) * ALIGNMENT
+
+
+def supports(features: Tensor, weight: Tensor, bias: Tensor | None, shares: Tensor | None) -> bool:
     """True for the training of an output layer without bias, in half precision on a GPU."""
     if triton is None or not features.is_cuda or features.dtype.itemsize != 2:
         return False
@@ -41,8 +62,28 @@ def supports(
     if not len(features):
         return False
 
-    aligned = all(size % ALIGNMENT == 0 for size in (*features.shape, chunk))
-    return aligned and features.requires_grad and weight.requires_grad
+    if features.shape[1] % ALIGNMENT:
+        return False
+
+    return features.requires_grad and weight.requires_grad
+
+
+def fp8_loss_sum(
+    features: Float[Tensor, "N E"],
+    weight: Float[Tensor, "V E"],
+    targets: Int[Tensor, "N"],
+    smoothing: float,
+    chunk: int,
+) -> Float[Tensor, ""]:
+    """The loss of `loss.loss_sum`; positions without a target fill the last product."""
+    N = features.shape[0]
+    missing = rounded_up(N) - N
+    if missing:
+        features = F.pad(features, (0, 0, 0, missing))  # (N + missing, E)
+        targets = F.pad(targets, (0, missing), value=IGNORE)  # (N + missing,)
+
+    loss: Tensor = Fp8Loss.apply(features, weight, targets, smoothing, rounded_up(chunk))
+    return loss
 
 
 class Fp8Loss(torch.autograd.Function):

@@ -18,6 +18,7 @@ from qkv.data.batches.batch import Batch
 from qkv.models.model import Model
 from qkv.training.optimizer import gradient_norm
 from qkv.training.run import Run
+from qkv.training.setup.objective_setup import attention_setting
 from qkv.training.step import gradients_of
 from qkv.training.systems.prefetcher import Prefetcher
 
@@ -55,6 +56,7 @@ def training_loop(run: Run, samples: SampleTexts | None = None) -> TrainingResul
     with (
         closing(run.metrics),
         run.progress,
+        attention_setting(run.task.training),
         stop_on_signals() as stop_requested,
         closing(Prefetcher(run.task.training, run.prepare_batch)) as prefetcher,
     ):

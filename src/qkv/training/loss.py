@@ -54,8 +54,8 @@ def loss_sum(
     if shares is not None:
         shares = shares.flatten()  # (N,)
 
-    if fp8 and fp8_loss.supports(features, weight, bias, shares, chunk):
-        return fp8_loss.Fp8Loss.apply(features, weight, targets, smoothing, chunk)
+    if fp8 and fp8_loss.supports(features, weight, bias, shares):
+        return fp8_loss.fp8_loss_sum(features, weight, targets, smoothing, chunk)
 
     return ChunkedLoss.apply(features, weight, bias, targets, smoothing, chunk, shares)
 

@@ -17,6 +17,7 @@ from qkv.models.model import Model
 from qkv.models.registry import Config
 from qkv.nn.fused import fp8
 from qkv.plugins import find_plugin
+from qkv.training import fp8_loss
 from qkv.training.finetune.finetune_config import FinetuneConfig
 from qkv.training.loop import TrainingResult, training_loop
 from qkv.training.objective import Objective
@@ -257,8 +258,8 @@ def check_supported(config: Config, optimizer: OptimizerConfig, run: RunConfig) 
     """Raise for options that the model does not support, before anything is written."""
     find_plugin(optimizer.optimizer, OPTIMIZERS, "optimizer")
     model = meta_model(config)
-    if run.fp8 and (model.predicts != "next" or model.output_layer[1] is not None):
-        raise ValueError("fp8: expected a gpt, whose output layer has no bias; leave it out")
+    if run.fp8:
+        fp8_loss.check_model(model)
     if model.stacks:
         return
     if run.recompute:

@@ -134,6 +134,18 @@ def test_attention_that_plans_for_each_shape_is_off_while_a_host_runs() -> None:
     assert torch.backends.cuda.cudnn_sdp_enabled() == before
 
 
+def test_the_last_of_several_hosts_restores_the_attention() -> None:
+    before = torch.backends.cuda.cudnn_sdp_enabled()
+    first, second = ModelHost(cache=1 << 22), ModelHost(cache=1 << 22)
+    first.start()
+    second.start()
+    first.close()
+    assert not torch.backends.cuda.cudnn_sdp_enabled()
+    second.close()
+    second.close()  # changes nothing
+    assert torch.backends.cuda.cudnn_sdp_enabled() == before
+
+
 def test_a_full_queue_refuses_at_once(start: Start) -> None:
     host = start({"rows": 2, "queue": 3}, gpt=gpt(context=256))
     held = HeldEngine(host)

@@ -270,6 +270,34 @@ def test_an_ignored_hang_up_stays_ignored(tmp_path: Path) -> None:
         signal.signal(signal.SIGHUP, before)
 
 
+@pytest.mark.parametrize(("family", "uses_cudnn"), [("gpt", True), ("transformer", False)])
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_attention_of_the_process_is_restored(
+    tmp_path: Path, family: str, uses_cudnn: bool, fails: bool
+) -> None:
+    """cuDNN's attention, which plans for every new shape, is off while lengths of pairs vary."""
+    run = small_job(family, tmp_path, steps=3, validate_every=2).create_run()
+    seen = set()
+
+    def measure() -> dict[str, float]:
+        seen.add(torch.backends.cuda.cudnn_sdp_enabled())
+        if fails:
+            raise RuntimeError("out of luck")
+
+        return {"loss": 1.0}
+
+    run.measure = measure
+    before = torch.backends.cuda.cudnn_sdp_enabled()
+    if fails:
+        with pytest.raises(RuntimeError, match="luck"):
+            training_loop(run)
+    else:
+        training_loop(run)
+
+    assert seen == {before and uses_cudnn}
+    assert torch.backends.cuda.cudnn_sdp_enabled() == before
+
+
 @pytest.mark.parametrize("average", ["none", "exponential"])
 def test_before_the_first_validation_the_newest_weights_are_saved(
     average: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from qkv.data.batches.batch import IGNORE
-from qkv.training import loss
+from qkv.training import fp8_loss, loss
 from qkv.training.loss import loss_sum
 
 N = 40
@@ -175,3 +175,31 @@ def test_nothing_of_size_n_times_v_is_stored_for_the_backward_pass() -> None:
 
     assert stored
     assert max(stored) <= max(V * E, N * E)
+
+
+@pytest.mark.parametrize(("count", "chunk"), [(N, 16), (N, 7), (33, None), (1, None), (64, 32)])
+def test_fp8_products_get_sizes_that_they_take(
+    monkeypatch: pytest.MonkeyPatch, count: int, chunk: int | None
+) -> None:
+    """Positions and chunks are rounded up to multiples of 16, and the loss stays the same."""
+
+    class StandIn:
+        """The exact loss, which insists on the sizes of FP8."""
+
+        @staticmethod
+        def apply(features: Tensor, weight: Tensor, targets: Tensor, *options: Any) -> Any:
+            smoothing, rows = options
+            assert (len(features) % 16, len(targets) % 16, rows % 16) == (0, 0, 0)
+            return loss.ChunkedLoss.apply(features, weight, None, targets, smoothing, rows, None)
+
+    monkeypatch.setattr(fp8_loss, "Fp8Loss", StandIn)
+    monkeypatch.setattr(fp8_loss, "supports", lambda *arguments: True)
+    features = torch.randn(count, 16, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(V, 16, dtype=torch.float64, requires_grad=True)
+    targets = torch.randint(V, (count,))
+
+    exact = loss_sum(features, weight, None, targets, smoothing=0.1)
+    padded = loss_sum(features, weight, None, targets, smoothing=0.1, chunk=chunk, fp8=True)
+    torch.testing.assert_close(padded, exact)
+    expected = gradients(exact, features, weight)
+    torch.testing.assert_close(gradients(padded, features, weight), expected)

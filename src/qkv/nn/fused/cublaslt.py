@@ -8,8 +8,10 @@ x Wᵀ is computed as (W xᵀ)ᵀ.
 from __future__ import annotations
 
 import ctypes
-from functools import cache
-from typing import Any, NamedTuple
+import weakref
+from dataclasses import dataclass, field
+from functools import cache, lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,6 +20,8 @@ WORKSPACE = 32 * 2**20
 """Bytes that an algorithm may use for itself."""
 ALIGNED = 256
 """Stands for an address when an algorithm is chosen, which depends on its alignment."""
+MAX_PLANS = 256
+"""Plans that are kept: two for each shape of a batch."""
 
 # Numbers of cublasLt.h and library_types.h
 COMPUTE_FLOAT32 = 68
@@ -46,14 +50,23 @@ class Algorithm(ctypes.Structure):
     ]
 
 
-class Plan(NamedTuple):
-    """A product of given sizes: its description, layouts of the matrices, and the algorithm."""
+@dataclass(eq=False)
+class Plan:
+    """A product of given sizes: its description, layouts of the matrices, and the algorithm.
+
+    The library's objects are destroyed with the plan: not while a thread still uses it.
+    """
 
     description: ctypes.c_void_p
     A: ctypes.c_void_p
     B: ctypes.c_void_p
     D: ctypes.c_void_p
-    algorithm: Algorithm
+    algorithm: Algorithm = field(default_factory=Algorithm)
+
+    def __post_init__(self) -> None:
+        objects = (self.description, self.A, self.B, self.D)
+        finalizer = weakref.finalize(self, destroy, *objects)
+        finalizer.atexit = False  # CUDA may have ended before
 
 
 @cache
@@ -123,7 +136,7 @@ def multiply(
     )  # fmt: skip
 
 
-@cache
+@lru_cache(MAX_PLANS)
 def plan_for(
     rows: int,
     columns: int,
@@ -138,6 +151,19 @@ def plan_for(
     With `transposed`, A is stored as (inner, rows).
     """
     kind = TYPES[dtype]
+    plan = Plan(
+        description_of(rows, transposed, epilogue, kind),
+        A=layout(inner, rows, kind) if transposed else layout(rows, inner, kind),
+        B=layout(inner, columns, kind),
+        D=layout(rows, columns, kind),
+    )
+    choose_algorithm(plan, device)
+
+    return plan
+
+
+def description_of(rows: int, transposed: bool, epilogue: int, kind: int) -> ctypes.c_void_p:
+    """A product and its epilogue; its pointers are set at every call."""
     description = ctypes.c_void_p()
     check(
         library().cublasLtMatmulDescCreate(
@@ -152,30 +178,39 @@ def plan_for(
         set_attribute(description, BIAS_TYPE, ctypes.c_int32(kind))
         set_attribute(description, BIAS_POINTER, ctypes.c_uint64(ALIGNED))
 
-    A = layout(inner, rows, kind) if transposed else layout(rows, inner, kind)
-    B = layout(inner, columns, kind)
-    D = layout(rows, columns, kind)
+    return description
+
+
+def choose_algorithm(plan: Plan, device: torch.device) -> None:
+    """Write the algorithm that the library's heuristic prefers into a plan."""
     preference = ctypes.c_void_p()
     check(library().cublasLtMatmulPreferenceCreate(ctypes.byref(preference)))
-    most = ctypes.c_uint64(WORKSPACE)
-    check(
-        library().cublasLtMatmulPreferenceSetAttribute(
-            preference, PREFERENCE_WORKSPACE, ctypes.byref(most), ctypes.c_size_t(8)
-        )
-    )
-
-    algorithm = Algorithm()
     found = ctypes.c_int()
-    check(
-        library().cublasLtMatmulAlgoGetHeuristic(
-            handle(device), description, A, B, D, D, preference, 1,
-            ctypes.byref(algorithm), ctypes.byref(found),
+    most = ctypes.c_uint64(WORKSPACE)
+    try:
+        check(
+            library().cublasLtMatmulPreferenceSetAttribute(
+                preference, PREFERENCE_WORKSPACE, ctypes.byref(most), ctypes.c_size_t(8)
+            )
         )
-    )  # fmt: skip
+        check(
+            library().cublasLtMatmulAlgoGetHeuristic(
+                handle(device), plan.description, plan.A, plan.B, plan.D, plan.D, preference, 1,
+                ctypes.byref(plan.algorithm), ctypes.byref(found),
+            )
+        )  # fmt: skip
+    finally:
+        check(library().cublasLtMatmulPreferenceDestroy(preference))
+
     if not found.value:
         raise RuntimeError("cuBLASLt has no algorithm for this product")
 
-    return Plan(description, A, B, D, algorithm)
+
+def destroy(description: ctypes.c_void_p, *layouts: ctypes.c_void_p) -> None:
+    """Free the library's objects of a plan; products that were started do not need them."""
+    library().cublasLtMatmulDescDestroy(description)
+    for created in layouts:
+        library().cublasLtMatrixLayoutDestroy(created)
 
 
 @cache

@@ -52,28 +52,21 @@ def quantised(
 
 
 def product(
-    a: Fp8Tensor,
-    b: Fp8Tensor,
-    dtype: torch.dtype,
-    *,
-    bias: Float[Tensor, "N"] | None = None,
-    fast: bool = True,
+    a: Fp8Tensor, b: Fp8Tensor, dtype: torch.dtype, *, fast: bool = True
 ) -> Float[Tensor, "M N"]:
-    """a bᵀ + bias of (M, K) and (N, K).
+    """a bᵀ of (M, K) and (N, K).
 
     Args:
         a: The left factor.
         b: The right factor, by rows.
         dtype: The dtype of the result.
-        bias: Added to every row.
         fast: Sum in the tensor cores alone, whose registers have fewer bits than float32.
     """
     if not a.values.is_cuda:
-        exact = a.dequantised() @ b.dequantised().T
-        return (exact if bias is None else exact + bias).to(dtype)
+        return (a.dequantised() @ b.dequantised().T).to(dtype)
 
     return torch._scaled_mm(
-        a.values, b.values.T, a.scale, b.scale, bias, out_dtype=dtype, use_fast_accum=fast
+        a.values, b.values.T, a.scale, b.scale, out_dtype=dtype, use_fast_accum=fast
     )
 
 

@@ -48,6 +48,12 @@ class Kind(IntEnum):
     """Responses for the metrics."""
     STOP = 10
     """The engine has failed: the front end stops."""
+    TAKEN = 11
+    """Bytes of a response that its client has taken."""
+    CHECK_KEY = 12
+    """An API key that a client has sent."""
+    KEY_CHECKED = 13
+    """Whether it is one of the server's."""
 
 
 class Channel:

@@ -21,6 +21,7 @@ from qkv.serving.engine.generation_request import (
 )
 from qkv.serving.front_end.channel import Channel, Kind, pack_tokens
 from qkv.serving.front_end.forwarding import ForwardedRequests
+from qkv.serving.front_end.remote_attempts import answer_to
 from qkv.serving.front_end.remote_host import Ended
 from qkv.serving.http.middleware import RequestMiddleware
 from qkv.serving.model_host import ModelHost
@@ -99,6 +100,11 @@ class FrontEndLink:
             self.abort(value)
         elif kind is Kind.FORWARD:
             self.forwarded.start(*value)
+        elif kind is Kind.TAKEN:
+            self.forwarded.take(*value)
+        elif kind is Kind.CHECK_KEY:
+            answer = answer_to(value, self.middleware.attempts)
+            self.channel.send_object(Kind.KEY_CHECKED, answer)
         elif kind is Kind.COUNTS:
             self.running_requests, responses = value
             for response in responses:

@@ -21,6 +21,7 @@ from typing import Any
 from qkv.serving.front_end.channel import Channel, Kind, read_frame
 from qkv.serving.front_end.exit_status import DRAINED_TOO_LONG, STOPPED_AT_ONCE
 from qkv.serving.front_end.forwarding import Forwarder
+from qkv.serving.front_end.remote_attempts import RemoteAttempts
 from qkv.serving.front_end.remote_host import RemoteHost
 from qkv.serving.http.direct_routes import DirectRoutes
 from qkv.serving.http.middleware import AccessRules, RequestMiddleware
@@ -68,8 +69,10 @@ class FrontEndServer(Server):
         metrics: Any = RemoteMetrics(host)
         rules: AccessRules = settings["rules"]
         self.host = host
+        self.attempts = RemoteAttempts(host)
         self.forwarder = Forwarder(host, metrics.send)
-        app = RequestMiddleware(DirectRoutes(self.forwarder, DIRECT), rules, metrics)
+        routes = DirectRoutes(self.forwarder, DIRECT)
+        app = RequestMiddleware(routes, rules, metrics, self.attempts.check)
         self.forwarder.state.host = host
         self.forwarder.state.rules = rules
         self.forwarder.state.middleware = app
@@ -89,6 +92,8 @@ class FrontEndServer(Server):
             self.forwarder.receive_part(payload)
         elif kind is Kind.MODEL:
             self.host.add_model(payload)
+        elif kind is Kind.KEY_CHECKED:
+            self.attempts.receive(pickle.loads(payload))
         elif kind is Kind.STOP:
             self.stop()
 
@@ -96,6 +101,7 @@ class FrontEndServer(Server):
         """The engine's process is gone: open requests get an error, and the server stops."""
         self.host.lose()
         self.forwarder.lose()
+        self.attempts.lose()
         self.stop()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:

@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from http import HTTPStatus
 from typing import Any
@@ -29,6 +30,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from qkv.serving.addresses import LOOPBACK
+from qkv.serving.engine.generation_request import RequestRefused
 from qkv.serving.error_log import log_unexpected
 from qkv.serving.http.access.auth import COOKIE, Keys, bearer_key, is_own_origin
 from qkv.serving.http.access.auth_attempts import AuthAttempts, TooManyAttempts, address_of
@@ -64,18 +66,41 @@ class AccessRules:
     """Seconds after which a request ends."""
     body: int = 2 << 20
     """Maximum size of a request body in bytes."""
+    cookie_secret: bytes = field(
+        default_factory=lambda: secrets.token_bytes(32), repr=False, compare=False
+    )
+    """Signs session cookies, which are valid while this server runs, in all its processes."""
+
+
+CheckKey = Callable[[str, str], Awaitable[int | None]]
+"""(address, key) -> the index of the key, or None; raises TooManyAttempts during a pause."""
 
 
 class RequestMiddleware:
     """The ASGI application that the server runs: checks, logs and counts every request."""
 
-    def __init__(self, app: ASGIApp, rules: AccessRules, metrics: ServerMetrics) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        rules: AccessRules,
+        metrics: ServerMetrics,
+        check_key: CheckKey | None = None,
+    ) -> None:
+        """Wrap an application.
+
+        Args:
+            app: The application with the routes.
+            rules: Who may use the server.
+            metrics: Counts the responses.
+            check_key: Checks a key; None checks it, and counts wrong ones, in this process.
+        """
         self.app = app
         self.rules = rules
         self.metrics = metrics
         self.hosts = TrustedHostMiddleware(mark_trusted, rules.names, www_redirect=False)
-        self.keys = Keys(rules.keys)
+        self.keys = Keys(rules.keys, rules.cookie_secret)
         self.attempts = AuthAttempts(self.keys)
+        self.check_key = check_key or self.check_key_here
         self.draining = False
         self.running: set[asyncio.Task[Any]] = set()
         metrics.running.set_function(lambda: len(self.running))
@@ -147,7 +172,7 @@ class RequestMiddleware:
         """Check a request, read its body and pass both on."""
         headers = Headers(scope=scope)
         await self.hosts(scope, receive, ignore)
-        refusal = self.refusal(scope, headers)
+        refusal = await self.refusal(scope, headers)
         if refusal is not None:
             await refusal(scope, receive, send)
             return
@@ -165,21 +190,22 @@ class RequestMiddleware:
         out.unread = False
         out.close = self.draining
         if is_sign_in(scope) and self.keys:
-            await self.sign_in(scope, body)(scope, receive, send)
+            response = await self.sign_in(scope, body)
+            await response(scope, receive, send)
         else:
             scope["body"] = body
             await self.app(scope, replayed(body, receive, out.connection), send)
 
     # Checks
 
-    def refusal(self, scope: Scope, headers: Headers) -> Response | None:
+    async def refusal(self, scope: Scope, headers: Headers) -> Response | None:
         """The response to a request that no route may see, or None."""
         return (
             self.ambiguous_length(scope, headers)
             or self.stopping(scope)
             or self.wrong_host(scope)
             or self.wrong_origin(headers)
-            or self.missing_key(scope, headers)
+            or await self.missing_key(scope, headers)
             or self.wrong_type(scope, headers)
         )
 
@@ -225,7 +251,7 @@ class RequestMiddleware:
         """Whether CORS allows the origin of a request."""
         return "origin" in headers and not {headers["origin"], "*"}.isdisjoint(self.rules.cors)
 
-    def missing_key(self, scope: Scope, headers: Headers) -> Response | None:
+    async def missing_key(self, scope: Scope, headers: Headers) -> Response | None:
         """The response to a request without the key it needs.
 
         Routes read scope["signed_in"]: whether the request has a key, or needs none.
@@ -237,9 +263,11 @@ class RequestMiddleware:
         scope["signed_in"] = not self.keys or self.keys.admits_cookie(cookies.get(COOKIE, ""))
         if key and not scope["signed_in"]:
             try:
-                scope["signed_in"] = self.attempts.check(address_of(scope), key) is not None
+                scope["signed_in"] = await self.check_key(address_of(scope), key) is not None
             except TooManyAttempts as error:
                 paused = error
+            except RequestRefused as error:  # no process can check it
+                return exception_response(error)
 
         if scope["signed_in"] or path in ("/health", "/sign-in"):
             return None
@@ -253,6 +281,9 @@ class RequestMiddleware:
         return error_response(
             401, "key: expected a key of this server, as Authorization: Bearer KEY"
         )
+
+    async def check_key_here(self, address: str, key: str) -> int | None:
+        return self.attempts.check(address, key)
 
     def wrong_type(self, scope: Scope, headers: Headers) -> Response | None:
         kind = headers.get("content-type", "").partition(";")[0].strip().lower()
@@ -290,11 +321,11 @@ class RequestMiddleware:
     def too_large(self) -> Response:
         return error_response(413, f"body: expected at most {self.rules.body:,} bytes; send less")
 
-    def sign_in(self, scope: Scope, body: bytes) -> Response:
+    async def sign_in(self, scope: Scope, body: bytes) -> Response:
         """The response to the sign-in form: a session cookie and a redirect to the page."""
         try:
-            index = self.attempts.check(address_of(scope), key_in(body))
-        except ValueError as error:
+            index = await self.check_key(address_of(scope), key_in(body))
+        except (ValueError, RequestRefused) as error:
             return exception_response(error)
         except TooManyAttempts as paused:
             return sign_in_page(str(paused), status=429, wait=paused.seconds)

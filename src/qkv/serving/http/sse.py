@@ -80,10 +80,7 @@ class EventStream(Response):
                     started = True
 
                 message = {"type": "http.response.body", "body": content, "more_body": True}
-                if connection is not None and connection.takes_more:
-                    await send(message)  # at once, without a timer
-                else:
-                    await send_in_time(send, message)
+                await send_in_time(send, message, connection)
         except (ClientDisconnected, asyncio.CancelledError):
             raise
         except Exception as error:
@@ -102,8 +99,12 @@ class EventStream(Response):
         await send_in_time(send, message)
 
 
-async def send_in_time(send: Send, message: Message) -> None:
+async def send_in_time(send: Send, message: Message, connection: Any = None) -> None:
     """Send a part of the body; a client that does not take it in time counts as disconnected."""
+    if connection is not None and connection.takes_more:
+        await send(message)  # at once, without a timer
+        return
+
     try:
         async with asyncio.timeout(STALLED):
             await send(message)

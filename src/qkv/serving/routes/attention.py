@@ -64,40 +64,45 @@ async def attention(body: AttentionRequest, request: Request) -> Response:
     elif isinstance(sequence, list):
         raise ValueError("text: only a GPT takes ids; expected a text")
 
-    def look_inside(model: Any, tokenizer: Tokenizer) -> Look:
+    def work_inside(model: Any, tokenizer: Tokenizer) -> Look:
         kind = "decoder" if "decoder" in model.stacks else None
         edits = [Edit(layer, head, kind=kind) for layer, head in heads_off]
         # The engine's thread is in inference mode; the norms need gradients.
         with torch.inference_mode(False), torch.enable_grad(), apply_edits(model, edits):
-            reading = (
-                Reading(make_side(tokenizer, ids)) if ids else read_body(model, tokenizer, body)
-            )
-            check_size(model, reading, body)
-            result = look(
-                model,
-                reading=reading,
-                tokenizer=tokenizer,
-                name=body.model,
-                layers=body.layers,
-                lens=body.lens,
-                norms=body.norms,
-                walks=False,
-                attribution=body.attribution,
-                model_walk=body.model_walk,
-            )
-            if result.next is None or body.top == DEFAULT_TOP:
-                return result
-
-            guesses = next_tokens(model, tokenizer, reading, top=body.top)
-            return dataclasses.replace(result, next=guesses)
+            return look_inside(model, tokenizer, body, ids)
 
     result = await while_connected(
-        request.receive, job_result(request, body.model, look_inside, deadline)
+        request.receive, job_result(request, body.model, work_inside, deadline)
     )
 
     # Beside the engine's thread: packing takes longer than computing
     predicted = predicted_position(tokenizer, result.reading, None)
     return await asyncio.to_thread(look_response, result, body, predicted)
+
+
+def look_inside(
+    model: Any, tokenizer: Tokenizer, body: AttentionRequest, ids: list[int] | None
+) -> Look:
+    """What a request asks of a model, about its texts or the given ids."""
+    reading = Reading(make_side(tokenizer, ids)) if ids else read_body(model, tokenizer, body)
+    check_size(model, reading, body)
+    result = look(
+        model,
+        reading=reading,
+        tokenizer=tokenizer,
+        name=body.model,
+        layers=body.layers,
+        lens=body.lens,
+        norms=body.norms,
+        walks=False,
+        attribution=body.attribution,
+        model_walk=body.model_walk,
+    )
+    if result.next is None or body.top == DEFAULT_TOP:
+        return result
+
+    guesses = next_tokens(model, tokenizer, reading, top=body.top)
+    return dataclasses.replace(result, next=guesses)
 
 
 def read_body(model: Model, tokenizer: Tokenizer, body: ReadFields) -> Reading:

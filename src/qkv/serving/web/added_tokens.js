@@ -5,7 +5,7 @@ import { percent } from "qkv/elements.js";
 import { quoted } from "qkv/token_text.js";
 import { Latest, fetchJson } from "./api.js";
 import { problem } from "./notices.js";
-import { readTokens } from "./read_tokens.js";
+import { readTexts, readTokens } from "./read_tokens.js";
 import { generation } from "./settings.js";
 import { named, probabilityOf } from "./tokens.js";
 /** @import { App } from "./app.js" */
@@ -22,7 +22,7 @@ export class AddedTokens {
   constructor(app, message, changed) {
     Object.assign(this, { app, message, changed });
     this.latest = new Latest();
-    this.base = null; // the tokens of the text alone: {key, ids}, and `texts` of the added ones by id
+    this.base = null; // the tokens of the text alone: {key, ids}, and `texts` of added ones by the ids up to each
     this.busy = false;
   }
 
@@ -52,7 +52,8 @@ export class AddedTokens {
   /** The text with the added tokens. */
   get text() {
     const known = this.base?.key === this.key ? this.base.texts : new Map();
-    return this.app.settings.look_text + this.ids.map((id) => known.get(id) ?? "").join("");
+    const added = this.ids.map((_, index) => known.get(this.ids.slice(0, index + 1).join(".")) ?? "");
+    return this.app.settings.look_text + added.join("");
   }
 
   /** Whether the model's context has no room for a further token. */
@@ -106,8 +107,8 @@ export class AddedTokens {
     try {
       const token = await find(this.latest.begin());
       if (token) {
+        await this.readAdded([...this.ids, token.id], this.latest.begin());
         this.changed();
-        this.base.texts.set(token.id, token.text);
         app.set({ added: [...this.ids, token.id].join("."), look: this.lookAtEnd });
         app.announce(`Added ${quoted(named(token))}, ${percent(probabilityOf(token))}`);
       } else app.announce("The model ends the text here.");
@@ -137,6 +138,13 @@ export class AddedTokens {
     this.base = { key, ids: tokens.map(({ id }) => id), texts: new Map() };
   }
 
+  /** Reads the texts of added tokens. */
+  async readAdded(added, signal) {
+    const { ids, texts } = this.base;
+    const all = await readTexts(this.app.model.id, [...ids, ...added], signal);
+    added.forEach((_, index) => texts.set(added.slice(0, index + 1).join("."), all[ids.length + index]));
+  }
+
   /** Reads the added tokens of a link. */
   async readLinked() {
     const { key, app } = this;
@@ -145,9 +153,7 @@ export class AddedTokens {
     try {
       const signal = this.latest.begin();
       await this.readBase(signal);
-      const { ids, texts } = this.base;
-      const tokens = await readTokens(app.model.id, [...ids, ...this.ids], { signal });
-      for (const { id, text } of tokens.slice(ids.length)) texts.set(id, text);
+      await this.readAdded(this.ids, signal);
     } catch (error) {
       this.base = null;
       if (error.name !== "AbortError") this.message.replaceChildren(problem(error, () => this.readLinked()));

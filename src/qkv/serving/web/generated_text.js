@@ -119,6 +119,16 @@ export class GeneratedText {
     return before;
   }
 
+  /** Gives the tokens the texts that they have in this sequence. Returns whether any was another before. */
+  setTexts(texts) {
+    const before = [...this.promptTokens, ...this.generated];
+    const count = this.promptTokens.length;
+    const all = before.map((token, index) => ({ ...token, text: texts[index] }));
+    this.promptTokens = all.slice(0, count);
+    this.generated = all.slice(count);
+    return before.some(({ text }, index) => text !== texts[index]);
+  }
+
   /** Marks the last characters, those of a stop sequence, as cut: they are not part of the text. */
   cutStopSequence(left) {
     for (let index = this.generated.length - 1; left > 0 && index >= this.oldCount; index--) {

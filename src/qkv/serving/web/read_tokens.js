@@ -14,3 +14,15 @@ export async function readTokens(model, prompt, { off = [], logprobs = 0, signal
   const response = await fetchJson("/v1/completions", off.length ? { ...body, heads_off: off } : body, signal);
   return response.choices[0].tokens;
 }
+
+/**
+ * The text that each token has after those before it: one token alone may be only a part of a character.
+ * @param {string} model
+ * @param {number[]} ids
+ * @param {AbortSignal} [signal]
+ * @returns {Promise<string[]>}
+ */
+export async function readTexts(model, ids, signal) {
+  const { tokens } = await fetchJson("/v1/tokenize", { model, ids }, signal);
+  return tokens.map(({ text }) => text);
+}

@@ -11,7 +11,7 @@ import { GeneratedText } from "./generated_text.js";
 import { offThen } from "./heads_then.js";
 import { readLinkedText } from "./linked_text.js";
 import { notice, problem } from "./notices.js";
-import { readTokens } from "./read_tokens.js";
+import { readTexts, readTokens } from "./read_tokens.js";
 import { Sampling, newSeed } from "./sampling.js";
 import { generation, headNames, headsOff } from "./settings.js";
 import { Tokens, named, tokenLegend } from "./tokens.js";
@@ -214,7 +214,9 @@ export class Write {
       const now = this.current ?? (await this.readPrompt());
       if (now.full) return;
       const generated = [...now.generated, { id, text, token, logprob, chosen: true, off: app.requestSettings.off }];
-      this.text = now.with({ generated, reason: "chosen", off: app.requestSettings.off, before: this.text });
+      const next = now.with({ generated, reason: "chosen", off: app.requestSettings.off, before: this.text });
+      next.setTexts(await readTexts(next.model, next.ids, this.latest.begin()));
+      this.text = next;
       this.redraw();
       app.announce(`Added ${quoted(named({ id, text, token }))}.`);
     } catch (error) {
@@ -277,6 +279,7 @@ export class Write {
     }
     if (text.reason !== "failed") this.message.replaceChildren();
     if (!COMPLETE.includes(text.reason)) text.recipe = null;
+    await this.readSequence(text);
     const halted = document.activeElement === this.halt;
     this.running = false;
     text.store();
@@ -285,6 +288,17 @@ export class Write {
     app.announce(`${this.state.textContent} ${text.reason === "failed" ? "" : text.generatedText}`);
     app.textChanged();
     this.showNext();
+  }
+
+  /** Shows the tokens with the texts that they have after one another, as a link will: the server gives those of a
+   * request without what was before it, and that of an alternative without any other. */
+  async readSequence(text) {
+    try {
+      const changed = text.setTexts(await readTexts(text.model, text.ids, this.latest.begin()));
+      if (changed && this.text === text) this.tokens.show(text.all);
+    } catch {
+      // they stay as they came
+    }
   }
 
   append(text, event) {
@@ -333,7 +347,7 @@ export class Write {
       if (!next.full) this.run(next, next.ids);
       else {
         this.text = Object.assign(next, { reason: "context" });
-        this.redraw();
+        this.readSequence(next).then(() => this.redraw());
       }
     });
   }

@@ -45,18 +45,9 @@ def chat_task(tune: FinetuneConfig, run: FinetuneRunConfig) -> TrainingTask:
     if model.predicts != "next" or not model.uses_kv_cache:
         raise ValueError(f"model: {tune.model} cannot chat; chat expects a GPT without memory")
 
-    # A chat template, with new tokens if the tokenizer has none
     notes: list[str] = []
     if pretrained.tokenizer.chat_template is None:
-        if tune.train != "everything":
-            raise ValueError(
-                "train: the tokens of a chat are new to this model, so all of it must be trained; "
-                "expected everything"
-            )
-
-        pretrained = pretrained.with_special_tokens(
-            CHAT_MARKS, run.seed, chat_template=CHAT_TEMPLATE
-        )
+        pretrained = with_chat_template(pretrained, tune, run)
         notes.append(
             "the tokenizer had no chat template: it now has a plain one, "
             f"and {' and '.join(CHAT_MARKS)}"
@@ -79,6 +70,29 @@ def chat_task(tune: FinetuneConfig, run: FinetuneRunConfig) -> TrainingTask:
     training = batches(conversations.training)
     validation = batches(conversations.validation)
     notes.append(sizes_note(conversations.training, conversations.validation, "conversations"))
+    notes += length_notes(training, validation)
+    data = (training, validation)
+
+    return language_task(tune, run, pretrained, data, conversations.sources, notes)
+
+
+def with_chat_template(
+    pretrained: Pretrained, tune: FinetuneConfig, run: FinetuneRunConfig
+) -> Pretrained:
+    """The model and its tokenizer with a chat template, whose tokens are new."""
+    if tune.train != "everything":
+        raise ValueError(
+            "train: the tokens of a chat are new to this model, so all of it must be trained; "
+            "expected everything"
+        )
+
+    return pretrained.with_special_tokens(CHAT_MARKS, run.seed, chat_template=CHAT_TEMPLATE)
+
+
+def length_notes(training: ConversationData, validation: ConversationData) -> list[str]:
+    """What is said about conversations that are longer than the context."""
+    notes: list[str] = []
+    context = training.context
     cut = training.cut + validation.cut
     if cut:
         notes.append(f"{cut:,} conversations are longer than {context:,} tokens and are truncated")
@@ -89,9 +103,7 @@ def chat_task(tune: FinetuneConfig, run: FinetuneRunConfig) -> TrainingTask:
             f"{left_out:,} conversations have no answer within {context:,} tokens, and are left out"
         )
 
-    data = (training, validation)
-
-    return language_task(tune, run, pretrained, data, conversations.sources, notes)
+    return notes
 
 
 def read_conversations(tune: FinetuneConfig, seed: int) -> Examples:

@@ -5,6 +5,7 @@ Everything here comes from outside the model, which is the same on one CPU and o
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 
 import torch
@@ -20,6 +21,7 @@ from qkv.data.batches.streams import StreamedData
 from qkv.models.input_checks import learned_context
 from qkv.models.model import Model
 from qkv.models.registry import build
+from qkv.nn.attention.kernels.sdpa import without_cudnn_attention
 from qkv.training.objective import Objective
 from qkv.training.run_config import OptimizerConfig, RunConfig
 from qkv.training.setup.compile_choice import pays_in_run
@@ -90,13 +92,18 @@ def build_objective(
     if compiles:
         objective.compile_reader()
 
-    if world.device.type == "cuda":
-        # cuDNN's attention plans for half a second whenever a shape is new.
-        torch.backends.cuda.enable_cudnn_sdp(isinstance(task.training, CausalData | MaskedData))
-        if world.cpu_group is None:
-            enable_cuda_graph(objective, task.training)
+    if world.device.type == "cuda" and world.cpu_group is None:
+        enable_cuda_graph(objective, task.training)
 
     return model, parallelize(objective, world, config.distributed, precision)
+
+
+def attention_setting(data: TrainingData) -> AbstractContextManager[None]:
+    """While a run trains: cuDNN's attention only for batches of one shape."""
+    if isinstance(data, CausalData | MaskedData):
+        return nullcontext()
+
+    return without_cudnn_attention()
 
 
 def enable_cuda_graph(objective: Objective, data: TrainingData) -> None:

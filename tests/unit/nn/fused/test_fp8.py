@@ -44,11 +44,10 @@ def test_a_product_has_the_scales_of_both_factors() -> None:
     torch.manual_seed(0)
     a = 300 * torch.randn(16, 64)
     b = torch.randn(24, 64) / 700
-    bias = torch.randn(24)
-    result = product(quantised(a), quantised(b, E5M2), torch.float32, bias=bias)
-    exact = quantised(a).dequantised() @ quantised(b, E5M2).dequantised().T + bias
+    result = product(quantised(a), quantised(b, E5M2), torch.float32)
+    exact = quantised(a).dequantised() @ quantised(b, E5M2).dequantised().T
     torch.testing.assert_close(result, exact)
-    assert relative_error(result, a @ b.T + bias) < 0.06
+    assert relative_error(result, a @ b.T) < 0.06
 
 
 def test_the_error_of_a_gpu_without_fp8(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from types import ModuleType
 from typing import Any
@@ -122,49 +123,58 @@ def rule_of_three(mine: ModuleType, draw: InputDraw) -> None:
     if not torch.equal(before, ids):
         raise Failed("corrupt: the ids given to the function were changed; return a new tensor")
 
-    masked = torch.tensor(mask_id)
     show = partial(shown_ids, ids, others, mask_id)
     is_random = (uniform >= SHOWN_AS_MASK) & (uniform < SHOWN_AS_MASK + SHOWN_AS_RANDOM)
-    right = show(chosen, uniform < SHOWN_AS_MASK, is_random)
     expect_equal(
         found,
-        right,
+        show(chosen, uniform < SHOWN_AS_MASK, is_random),
         "corrupt",
-        {
-            "corrupt: every chosen token is shown as [mask]; 10% are random, 10% unchanged": (
-                masked.where(chosen, ids)
-            ),
-            "corrupt: 20% are shown as random tokens; 10% of the chosen stay unchanged": (
-                show(chosen, uniform < 0.8, uniform >= 0.8)
-            ),
-            "corrupt: 20% stay unchanged; 10% of the chosen are shown as random tokens": (
-                show(chosen, uniform < 0.8, uniform > 1)
-            ),
-            "corrupt: tokens that were not chosen are replaced, too": (
-                show(torch.ones_like(chosen), uniform < 0.8, is_random)
-            ),
-            "corrupt: the tokens that were not chosen are replaced, and the chosen stay": (
-                show(~chosen, uniform < 0.8, is_random)
-            ),
-            "corrupt: 10% are [mask] and 80% are random; it is the other way round": (
-                show(chosen, uniform < 0.1, (uniform >= 0.1) & (uniform < 0.9))
-            ),
-            "corrupt: the random tokens are those from 0.9 to 1; they are from 0.8 to 0.9": (
-                show(chosen, uniform < 0.8, uniform >= 0.9)
-            ),
-            "corrupt: the random tokens end at 0.95, which makes them 15%; they end at 0.9": (
-                show(chosen, uniform < 0.8, (uniform >= 0.8) & (uniform < 0.95))
-            ),
-            "corrupt: the random tokens end at 0.85, which makes them 5%; they end at 0.9": (
-                show(chosen, uniform < 0.8, (uniform >= 0.8) & (uniform < 0.85))
-            ),
-            "corrupt: 90% are shown as [mask] and none stay unchanged; [mask] ends at 0.8": (
-                show(chosen, uniform < 0.9, uniform >= 0.9)
-            ),
-        },
+        corrupt_mistakes(show, chosen, uniform, is_random),
         shape="(B, T)",
         inputs={"ids": ids, "chosen": chosen, "uniform": uniform, "random_ids": others},
     )
+
+
+def corrupt_mistakes(
+    show: Callable[[Tensor, Tensor, Tensor], Tensor],
+    chosen: Tensor,
+    uniform: Tensor,
+    is_random: Tensor,
+) -> dict[str, Tensor]:
+    """Wrong results by what to tell the student; `show` takes what `shown_ids` takes last."""
+    every = torch.ones_like(chosen)
+    return {
+        "corrupt: every chosen token is shown as [mask]; 10% are random, 10% unchanged": (
+            show(chosen, every, ~every)
+        ),
+        "corrupt: 20% are shown as random tokens; 10% of the chosen stay unchanged": (
+            show(chosen, uniform < 0.8, uniform >= 0.8)
+        ),
+        "corrupt: 20% stay unchanged; 10% of the chosen are shown as random tokens": (
+            show(chosen, uniform < 0.8, ~every)
+        ),
+        "corrupt: tokens that were not chosen are replaced, too": (
+            show(every, uniform < 0.8, is_random)
+        ),
+        "corrupt: the tokens that were not chosen are replaced, and the chosen stay": (
+            show(~chosen, uniform < 0.8, is_random)
+        ),
+        "corrupt: 10% are [mask] and 80% are random; it is the other way round": (
+            show(chosen, uniform < 0.1, (uniform >= 0.1) & (uniform < 0.9))
+        ),
+        "corrupt: the random tokens are those from 0.9 to 1; they are from 0.8 to 0.9": (
+            show(chosen, uniform < 0.8, uniform >= 0.9)
+        ),
+        "corrupt: the random tokens end at 0.95, which makes them 15%; they end at 0.9": (
+            show(chosen, uniform < 0.8, (uniform >= 0.8) & (uniform < 0.95))
+        ),
+        "corrupt: the random tokens end at 0.85, which makes them 5%; they end at 0.9": (
+            show(chosen, uniform < 0.8, (uniform >= 0.8) & (uniform < 0.85))
+        ),
+        "corrupt: 90% are shown as [mask] and none stay unchanged; [mask] ends at 0.8": (
+            show(chosen, uniform < 0.9, uniform >= 0.9)
+        ),
+    }
 
 
 def shown_ids(

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import copy
-import math
-from collections.abc import Callable
 from types import ModuleType
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from qkv.learn.exercises.language_model.adamw_mistakes import adamw_mistakes, torch_steps
+from qkv.learn.exercises.language_model.rate_curve import RateCurve
 from qkv.learn.exercises.language_model.reference_training import (
     LIMITS,
     Mistake,
@@ -23,8 +21,6 @@ from qkv.learn.exercises.language_model.reference_training import (
 from qkv.learn.expectations import Failed, InputDraw, check, expect_equal, table
 from qkv.learn.result_kinds import as_number, expect_number, expect_results
 from qkv.training.optimizer import gradient_norm
-from qkv.training.run_config import OptimizerConfig
-from qkv.training.schedule import learning_rate
 
 IGNORE = -100
 
@@ -32,65 +28,13 @@ IGNORE = -100
 @check("learning_rate", "Warm-up, then half a cosine")
 def warmup_and_cosine(mine: ModuleType, draw: InputDraw) -> None:
     # With a warm-up of one step, several mistakes give the same rates.
-    warmup = draw.size + 1
-    steps = 3 * draw.size + 2
-    highest, final = 0.02, 0.2
-
-    def rates(function: Callable[[int], Any]) -> Tensor:
-        found = []
-        for step in range(steps):
-            found.append(as_number(function(step), f"learning_rate of step {step}"))
-
-        return torch.tensor(found, dtype=torch.float64)
-
-    def cosine(progress: Callable[[int], float], lowest: float = final * highest) -> Tensor:
-        def rate(step: int) -> float:
-            if step < warmup:
-                return highest * (step + 1) / warmup
-
-            wave = math.cos(math.pi * progress(step))
-            return lowest + (highest - lowest) * (1 + wave) / 2
-
-        return rates(rate)
-
-    def right(step: int) -> float:
-        return (step - warmup + 1) / (steps - warmup)
-
-    config = OptimizerConfig(schedule="cosine", warmup=warmup, final_rate=final)
-    line = OptimizerConfig(schedule="linear", warmup=warmup, final_rate=final)
-    expected = rates(lambda step: learning_rate(config, step, steps, highest))
-    late = expected.clone()
-    late[:warmup] = highest * torch.arange(warmup, dtype=torch.float64) / warmup
+    curve = RateCurve(3 * draw.size + 2, warmup=draw.size + 1, highest=0.02, final=0.2)
+    steps, warmup, highest, final = curve
     expect_equal(
-        rates(lambda step: mine.learning_rate(step, steps, highest, warmup, final)),
-        expected,
+        curve.rates(lambda step: mine.learning_rate(step, steps, highest, warmup, final)),
+        curve.scheduled("cosine"),
         f"learning rates of {steps} steps, {warmup} of warm-up, highest {highest}, final {final}",
-        {
-            "learning_rate: step 0 has the rate 0 and changes nothing: the warm-up begins at "
-            "highest / warmup": late,
-            "learning_rate: the cosine is one step late: the last step should have "
-            "final * highest": cosine(lambda step: (step - warmup) / (steps - warmup)),
-            "learning_rate: progress ends below 1: its divisor is one too large; the last step "
-            "should have final * highest": (
-                cosine(lambda step: (step - warmup + 1) / (steps - warmup + 1))
-            ),
-            "learning_rate: progress is still 0 at step warmup; step warmup - 1 has the highest "
-            "rate already": cosine(lambda step: (step - warmup) / (steps - warmup - 1)),
-            "learning_rate: the cosine goes over all steps; it begins when the warm-up ends": (
-                cosine(lambda step: (step + 1) / steps)
-            ),
-            "learning_rate: the cosine goes over all steps, and one step late; it begins when the "
-            "warm-up ends": cosine(lambda step: step / steps),
-            "learning_rate: the rate falls to 0; the lowest is final * highest": cosine(right, 0),
-            "learning_rate: final is ignored; it is not always 0.1": cosine(right, 0.1 * highest),
-            "learning_rate: the lowest rate is final * highest, not final": cosine(right, final),
-            "learning_rate: a straight line, not half a cosine": rates(
-                lambda step: learning_rate(line, step, steps, highest)
-            ),
-            "learning_rate: a quarter of a cosine; cos(pi progress) goes from 1 to -1": cosine(
-                lambda step: right(step) / 2
-            ),
-        },
+        curve.mistakes(),
         tolerance=1e-7,
     )
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +19,42 @@ SHORT = 64
 """Positions of one tile of the memory-efficient kernel; the flash kernel pads rows to 128."""
 ALIGNED = 8
 """Numbers to whose multiple the rows of a matrix are aligned."""
+
+
+class CudnnSetting:
+    """PyTorch's one setting for cuDNN's attention, and how many blocks run without it."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.blocks = 0
+        self.before = True
+        """The setting before the first of these blocks."""
+
+
+cudnn_setting = CudnnSetting()
+
+
+@contextmanager
+def without_cudnn_attention() -> Iterator[None]:
+    """Leave out cuDNN's attention, which plans for 80 ms or more whenever a shape is new.
+
+    The setting is that of the whole process. The last of several blocks restores it.
+    """
+    setting = cudnn_setting
+    with setting.lock:
+        if not setting.blocks:
+            setting.before = torch.backends.cuda.cudnn_sdp_enabled()
+            torch.backends.cuda.enable_cudnn_sdp(False)
+
+        setting.blocks += 1
+
+    try:
+        yield
+    finally:
+        with setting.lock:
+            setting.blocks -= 1
+            if not setting.blocks:
+                torch.backends.cuda.enable_cudnn_sdp(setting.before)
 
 
 def run(call: AttentionCall) -> Float[Tensor, "B H T X"]:

@@ -31,7 +31,8 @@ def is_own_origin(origin: str, host: str) -> bool:
 class Keys:
     """The keys of a server, compared in constant time; without any, all requests are accepted."""
 
-    def __init__(self, keys: Iterable[str] = ()) -> None:
+    def __init__(self, keys: Iterable[str] = (), secret: bytes | None = None) -> None:
+        """Keep digests of the keys; `secret` signs the session cookies (None is a new one)."""
         self.digests: list[bytes] = []
         for key in dict.fromkeys(keys):
             if len(key) < MIN_LENGTH or not key.isascii() or not key.isprintable() or " " in key:
@@ -42,7 +43,7 @@ class Keys:
 
             self.digests.append(hashlib.sha256(key.encode()).digest())
 
-        secret = secrets.token_bytes(32)  # a cookie is valid while this server runs
+        secret = secret or secrets.token_bytes(32)
         self.cookies = [hmac.new(secret, digest, "sha256").hexdigest() for digest in self.digests]
 
     def __bool__(self) -> bool:
