@@ -58,7 +58,7 @@ bench: $(VENV)/installed-test
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/installed: $(VENV)/bin/python pyproject.toml constraints.txt
+$(VENV)/installed: $(VENV)/bin/python pyproject.toml constraints.txt $(wildcard src/qkv/nn/native/*.[ch])
 	@echo "Installing into $(VENV) (a minute or two the first time) ..."
 	$(PIP) install --constraint constraints.txt --editable ".[all]"
 	@touch $@

@@ -63,7 +63,7 @@ typedef struct {
     void (*parallel)(void (*)(void *), void *, unsigned, unsigned); /* GOMP_parallel */
     int32_t threads;
     int32_t wide;              /* AVX-512 with VNNI */
-} Machine;
+} Processor;
 
 /* Work in numbered parts: every thread takes the next few until none is left. */
 typedef struct Task {
@@ -81,12 +81,12 @@ static void take_parts(void *data) {
     }
 }
 
-static void for_each(const Machine *machine, int64_t count, int64_t chunk, const void *data,
+static void for_each(const Processor *processor, int64_t count, int64_t chunk, const void *data,
                      void (*run)(const Task *, int64_t, int64_t)) {
     Task task = {run, data, count, chunk, 0};
-    int64_t threads = MIN(machine->threads, (count + chunk - 1) / chunk);
+    int64_t threads = MIN(processor->threads, (count + chunk - 1) / chunk);
     if (threads > 1)
-        machine->parallel(take_parts, &task, (unsigned)threads, 0);
+        processor->parallel(take_parts, &task, (unsigned)threads, 0);
     else
         run(&task, 0, count);
 }
@@ -231,7 +231,7 @@ EXPORT int instruction_set(void) {
 }
 
 /* residual + activation(norm(x) W^T + bias) of M rows; 0, or 1 where there is no memory. */
-EXPORT int multiply(const Machine *machine, const Product *product, int64_t M, const float *x,
+EXPORT int multiply(const Processor *processor, const Product *product, int64_t M, const float *x,
                     const float *residual, float *output) {
     Multiplication m = {product, x, residual, output, M, round_up(product->E, GROUP), {0}, 0};
     int64_t normalised = product->norm == NO_NORM ? 0 : M * product->E;
@@ -243,28 +243,28 @@ EXPORT int multiply(const Machine *machine, const Product *product, int64_t M, c
     m.rows.sums = memory + normalised;
     m.rows.units = m.rows.sums + sums;
     m.rows.numbers = (int16_t *)(m.rows.units + M);
-    if (machine->wide)
-        multiply_avx512(machine, &m);
+    if (processor->wide)
+        multiply_avx512(processor, &m);
     else
-        multiply_avx2(machine, &m);
+        multiply_avx2(processor, &m);
     free(memory);
     return 0;
 }
 
 /* The new keys and values into the cache, and the heads of one token of each of B rows. */
-EXPORT int attend(const Machine *machine, const Block *block, const Layer *layer, int64_t B,
+EXPORT int attend(const Processor *processor, const Block *block, const Layer *layer, int64_t B,
                   const float *qkv, float *heads) {
     float *scratch = malloc(B * block->K * (layer->longest + block->D) * sizeof(float));
     if (!scratch) return 1;
 
     Attention attention = {block, layer, qkv, heads, scratch};
-    for_each(machine, B * block->K, 1, &attention, machine->wide ? attend_avx512 : attend_avx2);
+    for_each(processor, B * block->K, 1, &attention, processor->wide ? attend_avx512 : attend_avx2);
     free(scratch);
     return 0;
 }
 
 /* A block for one token of each of B rows; x (B, E) becomes its output. */
-EXPORT int decode_block(const Machine *machine, const Block *block, const Layer *layer, int64_t B,
+EXPORT int decode_block(const Processor *processor, const Block *block, const Layer *layer, int64_t B,
                         float *x) {
     int64_t heads = block->H * block->D;
     int64_t projected = heads + 2 * block->K * block->D;
@@ -272,11 +272,11 @@ EXPORT int decode_block(const Machine *machine, const Block *block, const Layer 
     if (!memory) return 1;
 
     float *qkv = memory, *attended = qkv + B * projected, *middle = attended + B * heads;
-    int failed = multiply(machine, &block->qkv, B, x, NULL, qkv);
-    failed |= attend(machine, block, layer, B, qkv, attended);
-    failed |= multiply(machine, &block->output, B, attended, x, x);
-    failed |= multiply(machine, &block->up, B, x, NULL, middle);
-    failed |= multiply(machine, &block->down, B, middle, x, x);
+    int failed = multiply(processor, &block->qkv, B, x, NULL, qkv);
+    failed |= attend(processor, block, layer, B, qkv, attended);
+    failed |= multiply(processor, &block->output, B, attended, x, x);
+    failed |= multiply(processor, &block->up, B, x, NULL, middle);
+    failed |= multiply(processor, &block->down, B, middle, x, x);
     free(memory);
     return failed;
 }
@@ -286,3 +286,8 @@ EXPORT int decode_block(const Machine *machine, const Block *block, const Layer 
 EXPORT int instruction_set(void) { return 0; }
 
 #endif
+
+/* Bytes of all structures: those of another version of this file differ from native_library.py's. */
+EXPORT int structure_bytes(void) {
+    return sizeof(Product) + sizeof(Block) + sizeof(Layer) + sizeof(Processor);
+}

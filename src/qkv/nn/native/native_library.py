@@ -75,10 +75,13 @@ class LayerArguments(Structure):
     )
 
 
-class Machine(Structure):
+class Processor(Structure):
     """The threads and the instruction set of a call."""
 
     _fields_ = (("parallel", c_void_p), ("threads", c_int32), ("wide", c_int32))
+
+
+STRUCTURES = (Product, BlockArguments, LayerArguments, Processor)
 
 
 class NativeLibrary:
@@ -94,40 +97,43 @@ class NativeLibrary:
         functions: Any = ctypes.CDLL(str(path))
         self.parallel = parallel
         self.instruction_set: int = functions.instruction_set()
-        self.machines: dict[tuple[int, bool], Machine] = {}
+        if functions.structure_bytes() != sum(map(ctypes.sizeof, STRUCTURES)):
+            raise OSError(f"{path.name} was compiled from another version of its source")
+
+        self.processors: dict[tuple[int, bool], Processor] = {}
         if self.instruction_set == 0:
             return
 
         self.run_multiply = functions.multiply
         self.run_multiply.argtypes = (
-            POINTER(Machine), POINTER(Product), c_int64, c_void_p, c_void_p, c_void_p,
+            POINTER(Processor), POINTER(Product), c_int64, c_void_p, c_void_p, c_void_p,
         )  # fmt: skip
         self.run_attend = functions.attend
         self.run_attend.argtypes = (
-            POINTER(Machine), POINTER(BlockArguments), POINTER(LayerArguments),
+            POINTER(Processor), POINTER(BlockArguments), POINTER(LayerArguments),
             c_int64, c_void_p, c_void_p,
         )  # fmt: skip
         self.run_block = functions.decode_block
         self.run_block.argtypes = (
-            POINTER(Machine), POINTER(BlockArguments), POINTER(LayerArguments), c_int64, c_void_p,
+            POINTER(Processor), POINTER(BlockArguments), POINTER(LayerArguments), c_int64, c_void_p,
         )  # fmt: skip
 
-    def machine(self) -> Machine:
+    def processor(self) -> Processor:
         """As many threads and as wide vectors as PyTorch would use now."""
         wide = (
             self.instruction_set == AVX512 and "AVX512" in torch.backends.cpu.get_cpu_capability()
         )
         key = (torch.get_num_threads(), wide)
-        if key not in self.machines:
-            self.machines[key] = Machine(self.parallel, *key)
+        if key not in self.processors:
+            self.processors[key] = Processor(self.parallel, *key)
 
-        return self.machines[key]
+        return self.processors[key]
 
     def multiply(self, product: Product, x: Tensor, outputs: int) -> Tensor:
         """The product with contiguous float32 rows (M, E)."""
         y = x.new_empty(len(x), outputs)
         failed = self.run_multiply(
-            byref(self.machine()), byref(product), len(x), x.data_ptr(), None, y.data_ptr()
+            byref(self.processor()), byref(product), len(x), x.data_ptr(), None, y.data_ptr()
         )
         if failed:
             raise MemoryError(f"no memory for the product of {len(x)} rows")
@@ -139,7 +145,7 @@ class NativeLibrary:
         B = len(qkv)
         heads = qkv.new_empty(B, block.H * block.D)
         failed = self.run_attend(
-            byref(self.machine()), byref(block), byref(layer), B, qkv.data_ptr(), heads.data_ptr()
+            byref(self.processor()), byref(block), byref(layer), B, qkv.data_ptr(), heads.data_ptr()
         )
         if failed:
             raise MemoryError(f"no memory for the attention of {B} sequences")
@@ -149,7 +155,9 @@ class NativeLibrary:
     def decode_block(self, block: BlockArguments, layer: LayerArguments, x: Tensor) -> Tensor:
         """The output of a block for contiguous float32 rows (B, E), one token of each sequence."""
         y = x.clone()
-        if self.run_block(byref(self.machine()), byref(block), byref(layer), len(x), y.data_ptr()):
+        if self.run_block(
+            byref(self.processor()), byref(block), byref(layer), len(x), y.data_ptr()
+        ):
             raise MemoryError(f"no memory for a decode step of {len(x)} sequences")
 
         return y
@@ -166,7 +174,7 @@ def library() -> NativeLibrary | None:
 
     try:
         loaded = NativeLibrary(files[0], openmp_parallel())
-    except (OSError, AttributeError):  # compiled on another system, or another OpenMP
+    except (OSError, AttributeError):  # of another system or version, or another OpenMP
         return None
 
     return loaded if loaded.instruction_set else None

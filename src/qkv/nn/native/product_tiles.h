@@ -255,14 +255,14 @@ static TARGET void NAME(prepare_rows)(const Task *task, int64_t begin, int64_t e
     }
 }
 
-static TARGET void NAME(multiply)(const Machine *machine, Multiplication *m) {
+static TARGET void NAME(multiply)(const Processor *processor, Multiplication *m) {
     const Product *p = m->product;
-    for_each(machine, m->M, m->M < 8 ? m->M : 4, m, NAME(prepare_rows));
+    for_each(processor, m->M, m->M < 8 ? 8 : 4, m, NAME(prepare_rows));
 
     const int64_t outputs = p->activation == SWIGLU ? p->N / 2 : p->N;
     const int64_t count = round_up(outputs, PANEL) / PANEL;
-    const int64_t chunk = count / (8 * machine->threads);
-    for_each(machine, count, chunk > 0 ? chunk : 1, m, NAME(panels));
+    const int64_t chunk = count / (8 * processor->threads);
+    for_each(processor, count, chunk > 0 ? chunk : 1, m, NAME(panels));
 }
 
 /* Turn a head by its angles (rotary positions). */
