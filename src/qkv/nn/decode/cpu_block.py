@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import MethodType
 from typing import Any
 
 import torch
@@ -25,7 +26,7 @@ from qkv.nn.cache.interface import NO_STATE, Cache
 from qkv.nn.cache.kv_cache import KeyValueCache
 from qkv.nn.decode import native_block
 from qkv.nn.decode.decode_block import is_plain, matrices
-from qkv.nn.decode.native_block import CompiledBlock
+from qkv.nn.decode.native_block import NativeBlock
 from qkv.nn.feed_forward import activate
 from qkv.nn.linear.linear import Linear, linear, onednn_supports
 from qkv.nn.linear.onednn import as_prepacked
@@ -96,7 +97,7 @@ class CpuBlock:
         self.qkv, self.output, self.up, self.down = map(product_of, matrices(block))
         self.hooks = (block.hooks, attention.hooks, block.feed_forward.hooks)
         kernels = native_library.library()
-        self.compiled = None if kernels is None else CompiledBlock(kernels, block)
+        self.native = None if kernels is None else NativeBlock(kernels, block)
 
     def __call__(
         self,
@@ -112,25 +113,31 @@ class CpuBlock:
 
         return Block.forward(self.block, x, mask=mask, bias=bias, rotary=rotary, state=state)
 
+    def __reduce__(self) -> tuple[Callable[[Block], Callable[..., Tensor]], tuple[Block]]:
+        """A copy of a block computes by itself, since this one knows the original's weights."""
+        return plain_forward, (self.block,)
+
     def can_run(self, x: Tensor, mask: Mask | None, state: Cache) -> bool:
         """True for one token of each row, without autograd, autocast and hooks."""
         if torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"):
+            return False
+        if torch.compiler.is_compiling():
             return False
         if any(hooks.callbacks for hooks in self.hooks):
             return False
         if type(state) is KeyValueCache:
             return x.shape[1] == 1
-        if self.compiled is None or not native_block.decodes_only(state):
+        if self.native is None or not native_block.decodes_only(state):
             return False
 
-        return self.compiled.can_attend(mask, state)
+        return self.native.can_attend(mask, state)
 
     def run(
         self, x: Float[Tensor, "*n E"], mask: Mask | None, rotary: Tensor | None, state: Cache
     ) -> Float[Tensor, "*n E"]:
         """Norm, attention, residual, norm, feed-forward, residual."""
-        if self.compiled is not None and self.compiled.can_run(x.shape[:-1].numel(), mask, state):
-            return self.compiled.run(x, mask, rotary, state)
+        if self.native is not None and self.native.can_run(x.shape[:-1].numel(), mask, state):
+            return self.native.run(x, mask, rotary, state)
 
         if self.before:
             x = x + self.attend(self.attention_norm(x), mask, rotary, state)
@@ -143,8 +150,8 @@ class CpuBlock:
         self, x: Float[Tensor, "*n E"], mask: Mask | None, rotary: Tensor | None, state: Cache
     ) -> Float[Tensor, "*n E"]:
         qkv = self.qkv(x)
-        if self.compiled is not None and self.compiled.can_attend(mask, state):
-            return self.output(self.compiled.attend(qkv, mask, rotary, state))
+        if self.native is not None and self.native.can_attend(mask, state):
+            return self.output(self.native.attend(qkv, mask, rotary, state))
 
         B = len(x)
         H = self.heads
@@ -168,6 +175,11 @@ class CpuBlock:
 
     def feed_forward(self, x: Float[Tensor, "*n E"]) -> Float[Tensor, "*n E"]:
         return self.down(activate(self.up(x), self.activation))
+
+
+def plain_forward(block: Block) -> Callable[..., Tensor]:
+    """The block's own method."""
+    return MethodType(Block.forward, block)
 
 
 def norm_of(norm: Any) -> Layer:

@@ -18,22 +18,22 @@ from qkv.nn.cache.kv_cache import KeyValueCache
 from qkv.nn.cache.paged import PackedBatch
 from qkv.nn.decode.decode_block import matrices
 from qkv.nn.linear import frozen_matrix
-from qkv.nn.linear.gemv import ACTIVATIONS
-from qkv.nn.linear.linear import FEWEST_ROWS, Linear, onednn_supports
+from qkv.nn.linear.linear import NATIVE_ROWS, Linear, onednn_supports
 from qkv.nn.linear.panel_matrix import PanelMatrix
 from qkv.nn.native.native_library import (
-    FLOAT32,
+    ACTIVATIONS,
+    LAYER_NORM,
     PANEL,
+    RMS_NORM,
     BlockArguments,
     LayerArguments,
     NativeLibrary,
     Product,
     address,
+    float_product,
+    plain_vector,
 )
 from qkv.nn.norm import LayerNorm, RMSNorm
-
-LAYER_NORM = 1
-RMS_NORM = 2
 
 
 def supports_products(block: Block) -> bool:
@@ -44,12 +44,29 @@ def supports_products(block: Block) -> bool:
     if feed_forward.activation == "swiglu" and feed_forward.up.out_features % (2 * PANEL):
         return False
 
+    if not all(plain_vector(vector, size) for vector, size in vectors(block)):
+        return False
+
     weights = [layer.weight for layer in matrices(block)]
     if all(isinstance(weight, PanelMatrix) for weight in weights):
         return True
 
     with torch.no_grad():
         return all(isinstance(w, Tensor) and onednn_supports(w[:1], w) for w in weights)
+
+
+def vectors(block: Block) -> list[tuple[Tensor | None, int]]:
+    """The biases, gains and shifts of a block, and their sizes."""
+    found: list[tuple[Tensor | None, int]] = []
+    for layer in matrices(block):
+        found.append((layer.bias, layer.out_features))
+    for residual in (block.attention_residual, block.feed_forward_residual):
+        norm = residual.norm
+        found.append((norm.gain, block.attention.qkv.in_features))
+        if isinstance(norm, LayerNorm):
+            found.append((norm.bias, block.attention.qkv.in_features))
+
+    return found
 
 
 def decodes_only(state: Cache) -> bool:
@@ -61,7 +78,7 @@ def decodes_only(state: Cache) -> bool:
     return group.tokens == 1 and group.table_rows is not None and group.lengths is not None
 
 
-class CompiledBlock:
+class NativeBlock:
     """One block of a decode step, in C: all of it, or its attention alone.
 
     Args:
@@ -73,8 +90,11 @@ class CompiledBlock:
         attention = block.attention
         self.kernels = kernels
         self.layer = attention.layer
-        self.layers = matrices(block)  # keeps the weights alive
-        self.few_bits = isinstance(self.layers[0].weight, PanelMatrix)
+        layers = matrices(block)
+        self.few_bits = isinstance(layers[0].weight, PanelMatrix)
+        # Tensors of their own keep the memory whose addresses are in use, whatever becomes of the
+        # parameters.
+        self.kept = [tensor.detach() for tensor in (*block.parameters(), *block.buffers())]
         self.has_products = supports_products(block)
         self.arguments = BlockArguments(
             H=attention.heads, K=attention.kv_heads, D=attention.head_width
@@ -82,7 +102,7 @@ class CompiledBlock:
         if not self.has_products:
             return
 
-        qkv, output, up, down = map(product_of, self.layers)
+        qkv, output, up, down = map(product_of, layers)
         add_norm(qkv, block.attention_residual.norm)
         add_norm(up, block.feed_forward_residual.norm)
         up.activation = ACTIVATIONS[block.feed_forward.activation]
@@ -103,7 +123,7 @@ class CompiledBlock:
         if not self.has_products or not self.can_attend(mask, state):
             return False
 
-        return frozen_matrix.active.get() if self.few_bits else rows <= FEWEST_ROWS
+        return frozen_matrix.active.get() if self.few_bits else rows <= NATIVE_ROWS
 
     def run(
         self, x: Float[Tensor, "*n E"], mask: Mask | None, rotary: Tensor | None, state: Cache
@@ -168,6 +188,14 @@ class LayerCall:
         """A cache with a row for each sequence, all of the same length."""
         position = cache.make_room(self.layer, new, new)
         keys, values = cache.buffers[self.layer]
+        for buffer in (keys, values):
+            if buffer.dtype != torch.float32 or buffer.shape[1::2] != new.shape[1::2]:
+                raise ValueError(
+                    f"state: expected a cache of {new.shape[1]} float32 heads of width "
+                    f"{new.shape[3]}, not of {buffer.shape[1]} {buffer.dtype} heads of width "
+                    f"{buffer.shape[3]}"
+                )
+
         self.arguments.keys = keys.data_ptr()
         self.arguments.values = values.data_ptr()
         self.arguments.capacity = keys.shape[2]
@@ -191,12 +219,12 @@ class LayerCall:
         self.kept.append(rotary)
         self.arguments.cos = rotary[0].data_ptr()
         self.arguments.sin = rotary[1].data_ptr()
-        self.arguments.turn_stride = rotary.shape[2] if rotary.shape[1] > 1 else 0
+        self.arguments.angle_stride = rotary.shape[2] if rotary.shape[1] > 1 else 0
 
     def use_mask(self, mask: Mask, rows: int) -> None:
         """The keys that each row may attend to."""
         matrix = mask.materialise(1, self.arguments.longest, torch.device("cpu"))  # (#B, 1, 1, S)
-        allowed = matrix[:, 0, 0].expand(rows, -1).contiguous()
+        allowed = matrix[:, 0, 0].expand(rows, -1).bool().contiguous()
         self.kept.append(allowed)
         self.arguments.allowed = allowed.data_ptr()
 
@@ -212,8 +240,7 @@ def product_of(layer: Linear) -> Product:
     if isinstance(weight, PanelMatrix):
         return weight.product(layer.bias)
 
-    N, E = weight.shape
-    return Product(N, E, FLOAT32, weight=weight.data_ptr(), bias=address(layer.bias))
+    return float_product(weight, layer.bias)
 
 
 def add_norm(product: Product, norm: Any) -> None:

@@ -161,7 +161,7 @@ class Int8Embedding(nn.Module):
 def round_rows(matrix: Float[Tensor, "N E"]) -> tuple[Float[Tensor, "N E"], Float[Tensor, "N"]]:
     """Each row as whole numbers from -127 to 127 and their scale; a row of zeros has scale 1."""
     scale = matrix.abs().amax(1) / LARGEST
-    scale = scale.where(scale > 0, 1)
+    scale = scale.where(scale != 0, 1)
     return (matrix / scale.unsqueeze(1)).round(), scale
 
 

@@ -18,13 +18,13 @@ from qkv.nn.linear import few_rows, gemv
 from qkv.nn.linear.frozen_matrix import FrozenMatrix
 from qkv.nn.linear.onednn import as_prepacked
 from qkv.nn.native import native_library
-from qkv.nn.native.native_library import FLOAT32, NativeLibrary, Product, address
+from qkv.nn.native.native_library import float_product, plain_vector
 from qkv.nn.unchanged import fused
 
 Matrix = Tensor | FrozenMatrix
 
 FEW_ROWS = 1024  # more rows are work enough for any kernel
-FEWEST_ROWS = 2  # the compiled kernel is faster than oneDNN's
+NATIVE_ROWS = 2  # for more, oneDNN is faster than the kernel in C
 
 
 def linear(
@@ -50,22 +50,35 @@ def linear(
     if aligned_supports(x, weight):
         return aligned_linear(x, weight, bias)
     if onednn_supports(x, weight):
-        kernels = native_library.library()
-        if kernels is not None and x.numel() <= FEWEST_ROWS * x.shape[-1]:
-            return float_rows(kernels, x, weight, bias)
+        if native_supports(x, weight, bias):
+            return native_rows(x, weight, bias)
 
         return torch.ops.mkldnn._linear_pointwise(x, as_prepacked(weight), bias, "none", [], "")
 
     return F.linear(x, weight, bias)
 
 
-def float_rows(
-    kernels: NativeLibrary, x: Float[Tensor, "*n E"], weight: Tensor, bias: Tensor | None
+def native_supports(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
+    """True for so few of the rows that `onednn_supports` accepts that the kernel in C is faster."""
+    if native_library.library() is None or x.numel() > NATIVE_ROWS * x.shape[-1]:
+        return False
+    if type(x) is not Tensor or type(weight) not in (Tensor, nn.Parameter):
+        return False  # a subclass may have no memory
+    if torch.jit.is_tracing() or torch._C._are_functorch_transforms_active():
+        return False
+
+    return plain_vector(bias, len(weight))
+
+
+def native_rows(
+    x: Float[Tensor, "*n E"], weight: Float[Tensor, "N E"], bias: Tensor | None
 ) -> Float[Tensor, "*n N"]:
-    """One row or two on a CPU, by the compiled kernel."""
+    """One row or two on a CPU, by the kernel in C."""
+    kernels = native_library.library()
+    assert kernels is not None
     N, E = weight.shape
-    product = Product(N, E, FLOAT32, weight=weight.data_ptr(), bias=address(bias))
-    return kernels.multiply(product, x.reshape(-1, E).contiguous(), N).view(*x.shape[:-1], N)
+    rows = x.reshape(-1, E).contiguous()
+    return kernels.multiply(float_product(weight, bias), rows, N).view(*x.shape[:-1], N)
 
 
 def onednn_supports(x: Tensor, weight: Tensor) -> bool:

@@ -21,7 +21,7 @@ from qkv.nn.linear.frozen_matrix import FrozenMatrix
 from qkv.nn.linear.int4 import GROUP, LARGEST, MIDDLE, round_groups
 from qkv.nn.linear.int8 import round_rows
 from qkv.nn.native import native_library
-from qkv.nn.native.native_library import INT4, INT8, PANEL, Product, address
+from qkv.nn.native.native_library import INT4, INT8, PANEL, Product, address, plain_vector
 
 
 class PanelMatrix(FrozenMatrix):
@@ -51,14 +51,16 @@ class PanelMatrix(FrozenMatrix):
         self, x: Float[Tensor, "*n E"], bias: Float[Tensor, "R"] | None, rows: slice | None
     ) -> Float[Tensor, "*n R"]:
         kernels = native_library.library()
-        assert kernels is not None
+        if kernels is None:  # made where the kernels were compiled
+            return F.linear(x, self.dequantised(rows or slice(None)), bias)
+
         flat = x.reshape(-1, self.shape[1]).contiguous()  # (M, E)
-        if rows is None:
+        if rows is None and plain_vector(bias, self.shape[0]):
             y = kernels.multiply(self.product(bias), flat, self.shape[0])
             return y.view(*x.shape[:-1], -1)
 
         # The panels that the rows lie in.
-        first, last, _ = rows.indices(self.shape[0])
+        first, last, _ = (rows or slice(None)).indices(self.shape[0])
         panels = slice(first // PANEL, -(-last // PANEL))
         product = self.product(panels=panels)
         y = kernels.multiply(product, flat, product.N)

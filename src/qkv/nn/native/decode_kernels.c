@@ -13,7 +13,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define EXPORT __attribute__((visibility("default")))
+/* Protected: functions of the same names elsewhere in the process do not replace these. */
+#define EXPORT __attribute__((visibility("protected")))
 #define INLINE static inline __attribute__((always_inline))
 #define MIN(a, b) ((a) < (b) ? (a) : (b))
 
@@ -43,7 +44,7 @@ typedef struct {
     int64_t H, K, D;
 } Block;
 
-/* The keys and values of one layer, and what turns and hides them. The cache has a row for each
+/* The keys and values of one layer, and what rotates and hides them. The cache has a row for each
    sequence, (B, K, capacity, D), or slots that a table gives to positions, (slots, K, D). */
 typedef struct {
     float *keys, *values;
@@ -54,7 +55,7 @@ typedef struct {
     int64_t table_stride;
     const int64_t *lengths;    /* (B,): S of each sequence, or NULL where all have the longest */
     const float *cos, *sin;    /* (1 or B, D), or NULL */
-    int64_t turn_stride;       /* D, or 0 where all rows share the angles */
+    int64_t angle_stride;       /* D, or 0 where all rows share the angles */
     const uint8_t *allowed;    /* (B, longest), or NULL */
 } Layer;
 
@@ -152,8 +153,8 @@ INLINE float exponential(float x) {
 
 INLINE float activated(float x, int kind) {
     switch (kind) {
-    case RELU: return x > 0 ? x : 0;
-    case RELU2: return x > 0 ? x * x : 0;
+    case RELU: return x < 0 ? 0 : x; /* NaN stays NaN */
+    case RELU2: return x < 0 ? 0 : x * x;
     case GELU: return 0.5f * x * (1 + erff(x * 0.70710678f));
     case GELU_TANH: {
         float u = 0.7978845608f * (x + 0.044715f * x * x * x);

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import sysconfig
 from ctypes import POINTER, Structure, byref, c_float, c_int32, c_int64, c_void_p
 from functools import lru_cache
 from pathlib import Path
@@ -16,9 +17,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+# The values of the enums of decode_kernels.c
 FLOAT32 = 0
 INT8 = 1
 INT4 = 2
+LAYER_NORM = 1
+RMS_NORM = 2
+ACTIVATIONS = {"relu": 1, "gelu": 2, "gelu_tanh": 3, "silu": 4, "swiglu": 5, "relu2": 6}
 PANEL = 32  # rows of a matrix that are multiplied together
 AVX512 = 2  # of instruction_set()
 
@@ -70,7 +75,7 @@ class LayerArguments(Structure):
         ("lengths", c_void_p),
         ("cos", c_void_p),
         ("sin", c_void_p),
-        ("turn_stride", c_int64),
+        ("angle_stride", c_int64),
         ("allowed", c_void_p),
     )
 
@@ -166,14 +171,15 @@ class NativeLibrary:
 @lru_cache(maxsize=1)
 def library() -> NativeLibrary | None:
     """The compiled kernels, or None where they cannot be used."""
-    files = list(Path(__file__).parent.glob("decode_kernels*.so"))
-    if not files or os.environ.get("QKV_NATIVE") == "0":
+    suffix = sysconfig.get_config_var("EXT_SUFFIX") or ".so"
+    path = Path(__file__).with_name(f"decode_kernels{suffix}")
+    if not path.exists() or os.environ.get("QKV_NATIVE") == "0":
         return None
     if torch.backends.cpu.get_cpu_capability() == "DEFAULT":
         return None
 
     try:
-        loaded = NativeLibrary(files[0], openmp_parallel())
+        loaded = NativeLibrary(path, openmp_parallel())
     except (OSError, AttributeError):  # of another system or version, or another OpenMP
         return None
 
@@ -187,6 +193,22 @@ def openmp_parallel() -> int:
     assert address is not None
 
     return address
+
+
+def plain_vector(vector: Tensor | None, size: int) -> bool:
+    """True for as many float32 numbers side by side in a CPU's memory, or for none at all."""
+    if vector is None:
+        return True
+    if not vector.is_cpu or vector.dtype != torch.float32:
+        return False
+
+    return vector.numel() == size and vector.is_contiguous()
+
+
+def float_product(weight: Tensor, bias: Tensor | None) -> Product:
+    """The arguments of a product with a contiguous float32 matrix (N, E)."""
+    N, E = weight.shape
+    return Product(N, E, FLOAT32, weight=weight.data_ptr(), bias=address(bias))
 
 
 def address(tensor: Tensor | None) -> int | None:

@@ -1,5 +1,7 @@
-/* What decode_kernels.c compiles for each instruction set. LANES numbers are one vector, C vectors one panel;
-   TILE rows are multiplied together, each weight read once for all of them. */
+/* What decode_kernels.c compiles for each instruction set. LANES numbers are one vector, VECTORS vectors
+   one panel. Up to TILE rows are multiplied together, each weight read once for all of them: by C
+   vectors of an int8 or int4 panel, or by four rows of a float32 matrix (two of them for more than
+   WIDE_ROWS rows), as many as the registers hold. */
 
 #define VECTORS (PANEL / LANES)
 #define UNROLL _Pragma("GCC unroll 8")
@@ -265,14 +267,14 @@ static TARGET void NAME(multiply)(const Processor *processor, Multiplication *m)
     for_each(processor, count, chunk > 0 ? chunk : 1, m, NAME(panels));
 }
 
-/* Turn a head by its angles (rotary positions). */
-INLINE TARGET void NAME(turn)(const Layer *l, int64_t b, int64_t D, const float *x, float *y) {
+/* Rotary positions: rotate a head by its angles. */
+INLINE TARGET void NAME(rotate)(const Layer *l, int64_t b, int64_t D, const float *x, float *y) {
     if (!l->cos) {
         memcpy(y, x, D * sizeof(float));
         return;
     }
 
-    const float *cos = l->cos + b * l->turn_stride, *sin = l->sin + b * l->turn_stride;
+    const float *cos = l->cos + b * l->angle_stride, *sin = l->sin + b * l->angle_stride;
     for (int64_t d = 0; d < D / 2; d++) y[d] = x[d] * cos[d] - x[d + D / 2] * sin[d];
     for (int64_t d = D / 2; d < D; d++) y[d] = x[d] * cos[d] + x[d - D / 2] * sin[d];
 }
@@ -291,11 +293,11 @@ static TARGET void NAME(attend)(const Task *task, int64_t begin, int64_t end) {
         float *weights = a->scratch + number * (l->longest + D), *query = weights + l->longest;
         const float *row = a->qkv + b * (H + 2 * K) * D;
         const int64_t new_slot = slot_of(l, block, b, k, S - 1);
-        NAME(turn)(l, b, D, row + (H + k) * D, l->keys + new_slot);
+        NAME(rotate)(l, b, D, row + (H + k) * D, l->keys + new_slot);
         memcpy(l->values + new_slot, row + (H + K + k) * D, D * sizeof(float));
 
         for (int64_t h = k * shared; h < (k + 1) * shared; h++) {
-            NAME(turn)(l, b, D, row + h * D, query);
+            NAME(rotate)(l, b, D, row + h * D, query);
             float most = -INFINITY;
             for (int64_t s = 0; s < S; s++) {
                 const float *key = l->keys + slot_of(l, block, b, k, s);

@@ -42,6 +42,7 @@ class RemoteAttempts:
         self.host = host
         self.numbers = itertools.count(1)
         self.waiting: dict[int, asyncio.Future[KeyAnswer]] = {}
+        self.lost = False
         self.accepted: OrderedDict[tuple[str, bytes], int] = OrderedDict()
         """Indices of keys by address and hash of the key."""
 
@@ -63,6 +64,9 @@ class RemoteAttempts:
         return answer.key_index
 
     async def ask(self, address: str, key: str) -> KeyAnswer:
+        if self.lost:
+            raise RequestRefused(503, ENGINE_GONE)
+
         number = next(self.numbers)
         self.waiting[number] = asyncio.get_running_loop().create_future()
         self.host.channel.send_soon(Kind.CHECK_KEY, KeyQuestion(number, address, key))
@@ -79,6 +83,7 @@ class RemoteAttempts:
 
     def lose(self) -> None:
         """The engine's process is gone."""
+        self.lost = True
         for waiting in self.waiting.values():
             if not waiting.done():
                 waiting.set_exception(RequestRefused(503, ENGINE_GONE))

@@ -5,17 +5,21 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Iterator
+from copy import deepcopy
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.testing import assert_close
 
 from qkv.generation.prefill import next_logits
 from qkv.models import int4, int8
 from qkv.models.variants.quantize import int4_matrix, int8_matrix
 from qkv.nn.decode.cpu_block import CpuBlocks
-from qkv.nn.decode.native_block import CompiledBlock
+from qkv.nn.decode.native_block import NativeBlock
+from qkv.nn.linear import gemv
 from qkv.nn.linear.frozen_matrix import quantized_activations
 from qkv.nn.linear.int4 import Int4Matrix
 from qkv.nn.linear.int8 import Int8Matrix
@@ -94,9 +98,7 @@ def test_the_largest_numbers_do_not_overflow(kind: Any, instructions: str) -> No
         with torch.no_grad(), quantized_activations():
             products = matrix.linear(x)
 
-        torch.testing.assert_close(
-            products, torch.full((7, 40), sign * 3 * 5 * 4096), rtol=1e-3, atol=0
-        )
+        assert_close(products, torch.full((7, 40), sign * 3 * 5 * 4096), rtol=1e-3, atol=0)
 
 
 @pytest.mark.parametrize("kind", FEW_BITS)
@@ -174,8 +176,8 @@ def test_decode_steps_equal_float64(
     kind: str, quantize: Any, instructions: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runs = []
-    run = CompiledBlock.run
-    monkeypatch.setattr(CompiledBlock, "run", lambda *args: runs.append(1) or run(*args))
+    run = NativeBlock.run
+    monkeypatch.setattr(NativeBlock, "run", lambda *args: runs.append(1) or run(*args))
     model = gpt(**GPT_KINDS[kind] | {"hidden": 64}).float().eval()
     small = model if quantize is None else quantize(model)
     ids = words(2 if quantize is None else 3, 9)
@@ -189,13 +191,101 @@ def test_decode_steps_equal_float64(
     assert (steps - expected).norm() <= 2e-3 * expected.norm()
 
 
-def test_a_step_with_nan_weights_gives_nan(instructions: str) -> None:
-    model = gpt().float().eval()
+@pytest.mark.parametrize("activation", ["relu", "gelu", "gelu_tanh", "silu", "swiglu", "relu2"])
+@pytest.mark.parametrize("part", ["attention_residual.norm.gain", "feed_forward.up.bias"])
+def test_a_step_with_nan_weights_gives_nan(activation: str, part: str, instructions: str) -> None:
+    model = gpt(activation=activation, hidden=64).float().eval()
     with torch.no_grad():
-        model.stack.blocks[1].attention_residual.norm.gain[0] = torch.nan
+        model.stack.blocks[1].get_parameter(part)[0] = torch.nan
 
     assert logits_of_steps(int8(model), words(1, 6)).isnan().all()
     assert logits_of_steps(model, words(1, 6)).isnan().all()
+
+
+def test_the_enums_of_activations_agree() -> None:
+    assert native_library.ACTIVATIONS == gemv.ACTIVATIONS
+
+
+@pytest.mark.parametrize("quantize", [None, int8])
+def test_replaced_weights_are_not_read_from_freed_memory(quantize: Any) -> None:
+    """The blocks keep the weights they were made of."""
+    compiled()
+    model = gpt().float().eval()
+    model = model if quantize is None else quantize(model)
+    ids = words(1, 6)
+    expected = logits_of_steps(model, ids)
+    blocks = CpuBlocks(model)
+    for tensor in (*model.stack.blocks.parameters(), *model.stack.blocks.buffers()):
+        tensor.data = torch.full_like(tensor, 77)
+
+    torch.full((1 << 16,), torch.nan)  # may take the memory that was freed
+    state = model.start()
+    with blocks.installed():
+        for piece in ids.split(1, dim=1):
+            logits = next_logits(model, piece, state)
+
+    assert_close(logits, expected[:, -1], rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.usefixtures("without_shape_checks")
+def test_a_cache_of_another_model_is_refused() -> None:
+    compiled()
+    model = gpt().float().eval()
+    other = gpt(heads=2).float().eval()
+    state = other.start()
+    ids = words(1, 4)
+    next_logits(other, ids, state)
+    with CpuBlocks(model).installed(), pytest.raises(ValueError, match="state: expected a cache"):
+        next_logits(model, ids[:, :1], state)
+
+    state = model.start()
+    next_logits(model, ids, state)
+    state.buffers = {
+        layer: (keys.bfloat16(), values.bfloat16())
+        for layer, (keys, values) in state.buffers.items()
+    }
+    with CpuBlocks(model).installed(), pytest.raises(ValueError, match="float32 heads of width"):
+        next_logits(model, ids[:, :1], state)
+
+
+def test_a_model_can_be_copied_while_its_blocks_decode() -> None:
+    compiled()
+    model = gpt().float().eval()
+    ids = words(1, 6)
+    with torch.no_grad():
+        expected = model(ids)
+        with CpuBlocks(model).installed():
+            twin = deepcopy(model)
+
+        for weight in model.parameters():
+            weight.zero_()
+
+        assert_close(twin(ids), expected)
+
+
+@pytest.mark.usefixtures("without_shape_checks")
+def test_wrong_biases_and_tensors_without_memory_are_left_to_pytorch() -> None:
+    compiled()
+    weight = torch.randn(64, 8)
+    x = torch.randn(1, 8)
+    with torch.no_grad():
+        for bias in (torch.zeros(3), torch.zeros(64, dtype=torch.float64)):
+            with pytest.raises(RuntimeError):
+                linear(x, weight, bias)
+
+        with FakeTensorMode(allow_non_fake_inputs=True) as fake:
+            assert linear(fake.from_tensor(x), fake.from_tensor(weight)).shape == (1, 64)
+
+        together = torch.vmap(lambda row: linear(row, weight))(x.expand(3, 1, 8))
+        assert_close(together, (x @ weight.T).expand(3, 1, 64))
+
+
+def test_matrices_in_panels_work_without_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    matrix = Int4Panels(torch.randn(40, 50))
+    x = torch.randn(3, 50)
+    monkeypatch.setattr(native_library, "library", lambda: None)
+    with torch.no_grad(), quantized_activations():
+        assert_close(matrix.linear(x), x @ matrix.dequantised().T)
 
 
 def test_pytorch_has_the_threads() -> None:
