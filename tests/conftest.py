@@ -14,12 +14,11 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from jaxtyping import install_import_hook
 
-from support.shape_checks import unchecked
+from support.shape_checks import install_shape_checks, unchecked
 
 # Before anything imports qkv.
-hook = install_import_hook("qkv", "support.shape_checks.checked").hook
+hook = install_shape_checks()
 
 import torch  # noqa: E402
 from hypothesis import HealthCheck, settings  # noqa: E402

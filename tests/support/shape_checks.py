@@ -1,14 +1,100 @@
-"""Run-time checks of qkv's annotations in tests; an int is also a float, as for type checkers."""
+"""Run-time checks of qkv's annotations in tests; an int is also a float, as for type checkers.
+
+jaxtyping's import hook decorates every function with `jaxtyping.jaxtyped`, which compiles two
+functions for each: at import, and again for an inner function whenever the outer one is called.
+`lazily_checked` takes its place: it compiles them at the first call that is checked, and once for
+all closures of one inner function.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import dataclasses
+import functools
+import inspect
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import CodeType, FunctionType
+from typing import Any
 
+import jaxtyping
 from beartype import BeartypeConf, beartype
-from jaxtyping import config
+from jaxtyping import config, jaxtyped
+
+Function = Callable[..., Any]
 
 checked = beartype(conf=BeartypeConf(is_pep484_tower=True))
+running = threading.local()
+"""`function`: the closure that the checked function of its code calls."""
+checked_closures: dict[int, tuple[CodeType, Function]] = {}
+"""By the identity of the code: equal code may have other annotations. The code is kept alive."""
+
+
+def lazily_checked(*, typechecker: Any) -> Callable[[Any], Any]:
+    """A decorator with the checks of `jaxtyped`, which prepares them at the first checked call."""
+
+    def decorate(decorated: Any) -> Any:
+        if isinstance(decorated, FunctionType):
+            return check_at_call(decorated, typechecker)
+        if inspect.isclass(decorated) and dataclasses.is_dataclass(decorated):
+            initialize = vars(decorated).get("__init__")
+            if isinstance(initialize, FunctionType) and not hasattr(initialize, "__wrapped__"):
+                decorated.__init__ = check_at_call(initialize, typechecker)
+
+        return decorated
+
+    return decorate
+
+
+def check_at_call(function: FunctionType, typechecker: Any) -> Function:
+    is_closure = "<locals>" in function.__qualname__
+    prepared: Function | None = None
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        __tracebackhide__ = True
+        nonlocal prepared
+        if config.jaxtyping_disable:
+            return function(*args, **kwargs)
+
+        if is_closure:
+            in_code = checked_closure(function, typechecker)
+            running.function = function
+            return in_code(*args, **kwargs)
+
+        if prepared is None:
+            prepared = jaxtyped(function, typechecker=typechecker)
+
+        return prepared(*args, **kwargs)
+
+    return call
+
+
+def checked_closure(function: FunctionType, typechecker: Any) -> Function:
+    """The checked function for all closures with this code; it calls `running.function`."""
+    known = checked_closures.get(id(function.__code__))
+    if known is not None:
+        return known[1]
+
+    of_thread = running
+
+    def call_running(*args: Any, **kwargs: Any) -> Any:
+        return of_thread.function(*args, **kwargs)
+
+    # In the globals of the function, in which its annotations have a meaning.
+    in_globals = FunctionType(
+        call_running.__code__, function.__globals__, closure=call_running.__closure__
+    )
+    in_code = jaxtyped(functools.update_wrapper(in_globals, function), typechecker=typechecker)
+    del in_globals.__wrapped__  # which keeps what this one closure holds
+    checked_closures[id(function.__code__)] = (function.__code__, in_code)
+    return in_code
+
+
+def install_shape_checks() -> Any:
+    """Check qkv from its next import on; return the finder of the import hook."""
+    jaxtyping.jaxtyped = lazily_checked
+    return jaxtyping.install_import_hook("qkv", "support.shape_checks.checked").hook
 
 
 @contextmanager
