@@ -77,6 +77,8 @@ WHOLE_RUNS = (
     "unit/commands/",
     "unit/command_line/",
     "unit/lab/",
+    "unit/learn/test_notebook_checks",
+    "unit/learn/test_sandbox",
     "unit/serving/",
     "unit/test_artifact",
     "unit/test_cli",

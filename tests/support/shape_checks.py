@@ -24,8 +24,21 @@ from jaxtyping import config, jaxtyped
 Function = Callable[..., Any]
 
 checked = beartype(conf=BeartypeConf(is_pep484_tower=True))
-running = threading.local()
-"""`function`: the closure that the checked function of its code calls."""
+
+
+class Running(threading.local):
+    """What this thread does.
+
+    `function` is the closure that the checked function of its code calls. `prepares` is True while
+    checks are prepared: what is called meanwhile is not checked, for it could be the same function
+    (the sandbox of the course replaces functions of Python).
+    """
+
+    function: Function
+    prepares = False
+
+
+running = Running()
 checked_closures: dict[int, tuple[CodeType, Function]] = {}
 """By the identity of the code: equal code may have other annotations. The code is kept alive."""
 
@@ -54,7 +67,7 @@ def check_at_call(function: FunctionType, typechecker: Any) -> Function:
     def call(*args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
         nonlocal prepared
-        if config.jaxtyping_disable:
+        if config.jaxtyping_disable or running.prepares:
             return function(*args, **kwargs)
 
         if is_closure:
@@ -63,11 +76,19 @@ def check_at_call(function: FunctionType, typechecker: Any) -> Function:
             return in_code(*args, **kwargs)
 
         if prepared is None:
-            prepared = jaxtyped(function, typechecker=typechecker)
+            prepared = prepare(function, typechecker)
 
         return prepared(*args, **kwargs)
 
     return call
+
+
+def prepare(function: Function, typechecker: Any) -> Function:
+    running.prepares = True
+    try:
+        return jaxtyped(function, typechecker=typechecker)
+    finally:
+        running.prepares = False
 
 
 def checked_closure(function: FunctionType, typechecker: Any) -> Function:
@@ -85,7 +106,7 @@ def checked_closure(function: FunctionType, typechecker: Any) -> Function:
     in_globals = FunctionType(
         call_running.__code__, function.__globals__, closure=call_running.__closure__
     )
-    in_code = jaxtyped(functools.update_wrapper(in_globals, function), typechecker=typechecker)
+    in_code = prepare(functools.update_wrapper(in_globals, function), typechecker)
     del in_globals.__wrapped__  # which keeps what this one closure holds
     checked_closures[id(function.__code__)] = (function.__code__, in_code)
     return in_code
