@@ -83,6 +83,7 @@ WHOLE_RUNS = (
     "unit/test_artifact",
     "unit/test_cli",
     "unit/test_readme",
+    "unit/training/resilience/test_bad_steps",
     "unit/training/resilience/test_checkpoint_writer",
     "unit/training/systems/test_distributed",
     "unit/training/setup/test_run_folder",
