@@ -9,8 +9,9 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 demo: $(VENV)/installed
 	$(BIN)/qkv demo
 
+# Bytecode is kept even where the environment forbids it: the tests start many programs.
 test: lint
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
 
 # What a contributor runs while working, in about a minute: the core, without what compiles or loads real weights.
 quick: $(VENV)/installed-test

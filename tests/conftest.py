@@ -14,12 +14,11 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from jaxtyping import install_import_hook
 
-from support.shape_checks import unchecked
+from support.shape_checks import install_shape_checks, unchecked
 
 # Before anything imports qkv.
-hook = install_import_hook("qkv", "support.shape_checks.checked").hook
+hook = install_shape_checks()
 
 import torch  # noqa: E402
 from hypothesis import HealthCheck, settings  # noqa: E402
@@ -78,10 +77,13 @@ WHOLE_RUNS = (
     "unit/commands/",
     "unit/command_line/",
     "unit/lab/",
+    "unit/learn/test_notebook_checks",
+    "unit/learn/test_sandbox",
     "unit/serving/",
     "unit/test_artifact",
     "unit/test_cli",
     "unit/test_readme",
+    "unit/training/resilience/test_bad_steps",
     "unit/training/resilience/test_checkpoint_writer",
     "unit/training/systems/test_distributed",
     "unit/training/setup/test_run_folder",
@@ -99,12 +101,20 @@ is checked.
 HERE = Path(__file__).parent
 
 
-@pytest.fixture(autouse=True)
-def shape_checks_of_parts(request: pytest.FixtureRequest) -> Iterator[None]:
-    name = request.path.relative_to(HERE).as_posix()
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """What test files compute when they are imported is not checked."""
+    with unchecked():
+        return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Whole runs go without checks, as do the fixtures that they share."""
+    name = item.path.relative_to(HERE).as_posix()
     whole = name.startswith(WHOLE_RUNS) and name != "unit/serving/engine/test_engine.py"
     with unchecked() if whole else nullcontext():
-        yield
+        return (yield)
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +68,7 @@ def gguf_file(path: Path, **changes: Any) -> Path:
     return path
 
 
-PAIRS = list(open_pairs(["turkish:train"]))[:400]
+PAIRS = list(islice(open_pairs(["turkish:train"]), 400))
 ENGLISH = [
     *(english for english, _ in PAIRS),
     "Doesn't it: CHASE 12 (or 1/2) fish?",

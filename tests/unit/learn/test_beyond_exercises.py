@@ -166,6 +166,7 @@ WRONG = [
 """Exercise, lines of the solution, lines that must not pass."""
 
 
+@pytest.mark.usefixtures("without_shape_checks")
 @pytest.mark.parametrize(("name", "old", "new"), RIGHT)
 def test_another_right_solution_passes(name: str, old: str, new: str, tmp_path: Path) -> None:
     report = report_with(tmp_path, name, old, new)
@@ -173,6 +174,7 @@ def test_another_right_solution_passes(name: str, old: str, new: str, tmp_path: 
     assert (messages, report.error) == ([], "")
 
 
+@pytest.mark.usefixtures("without_shape_checks")
 @pytest.mark.parametrize(("name", "old", "new"), WRONG)
 def test_another_wrong_solution_fails(name: str, old: str, new: str, tmp_path: Path) -> None:
     report = report_with(tmp_path, name, old, new)
@@ -180,6 +182,7 @@ def test_another_wrong_solution_fails(name: str, old: str, new: str, tmp_path: P
     assert report.state == "failed"
 
 
+@pytest.mark.usefixtures("without_shape_checks")
 @pytest.mark.parametrize(
     ("old", "new"),
     [

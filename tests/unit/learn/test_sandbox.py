@@ -7,6 +7,7 @@ import re
 import select
 import signal
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -279,7 +280,12 @@ def test_ctrl_c_ends_the_child(
         os.kill(children[0].pid, 0)
 
 
-def test_printed_results_are_not_believed(lookup: Exercise, tmp_path: Path) -> None:
+def test_printed_results_are_not_believed(
+    lookup: Exercise,
+    tmp_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Neither what is printed, nor what is written to the file, nor a signed line again."""
     forged = """
 import glob, json, os, tempfile
@@ -291,6 +297,8 @@ for name in glob.glob(os.path.join(tempfile.gettempdir(), "qkv-check-*", "result
     with open(name, "a") as file: file.write(line + "\\n" + json.dumps(first) + "\\n")
 os._exit(0)
 """
+    # A folder in which no other program leaves results.
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path_factory.mktemp("temporary")))
     report = report_on(lookup, tmp_path, forged)
     assert report.state == "failed"
     assert "os._exit" in report.error
