@@ -175,6 +175,8 @@ INLINE __attribute__((target("avx2,fma"))) float sum_of_8(__m256 v) {
 #define NAME(name) name##_avx2
 #define LANES 8
 #define TILE 5
+/* Products one after the other: gcc computes all first, and runs out of the 16 registers. */
+#define IN_ORDER(v) __asm__ volatile("" : "+x"(v))
 #define WIDE_ROWS 2
 #define VI __m256i
 #define VF __m256
@@ -200,6 +202,7 @@ INLINE __attribute__((target("avx2,fma"))) float sum_of_8(__m256 v) {
 #define NAME(name) name##_avx512
 #define LANES 16
 #define TILE 6
+#define IN_ORDER(v)
 #define WIDE_ROWS 6
 #define VI __m512i
 #define VF __m512

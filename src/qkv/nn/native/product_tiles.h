@@ -26,7 +26,10 @@ INLINE TARGET void NAME(tile_int8)(const int R, const int C, const Multiplicatio
                 w[c] = WIDEN_INT8(weight + e * PANEL + 2 * (start + LANES * c));
             UNROLL for (int r = 0; r < R; r++) {
                 VI pair = ALL(pair_at(numbers + r * m->W + e));
-                UNROLL for (int c = 0; c < C; c++) sum[r][c] = DOT(sum[r][c], w[c], pair);
+                UNROLL for (int c = 0; c < C; c++) {
+                    sum[r][c] = DOT(sum[r][c], w[c], pair);
+                    IN_ORDER(sum[r][c]);
+                }
             }
         }
 
@@ -65,7 +68,10 @@ INLINE TARGET void NAME(tile_int4)(const int R, const int C, const Multiplicatio
             }
             UNROLL for (int r = 0; r < R; r++) {
                 VI pair = ALL(pair_at(numbers + r * m->W + e));
-                UNROLL for (int c = 0; c < C; c++) sum[r][c] = DOT(sum[r][c], w[c], pair);
+                UNROLL for (int c = 0; c < C; c++) {
+                    sum[r][c] = DOT(sum[r][c], w[c], pair);
+                    IN_ORDER(sum[r][c]);
+                }
             }
         }
 
@@ -346,6 +352,7 @@ static TARGET void NAME(attend)(const Task *task, int64_t begin, int64_t end) {
 #undef LANES
 #undef TILE
 #undef WIDE_ROWS
+#undef IN_ORDER
 #undef SUM
 #undef VI
 #undef VF
