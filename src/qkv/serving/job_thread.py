@@ -80,6 +80,7 @@ class JobThread:
         """One entry for each waiting job."""
         self.closed = False
         self.threads = torch.get_num_threads()
+        self.ready = threading.Event()
         self.thread = threading.Thread(target=self.loop, name="qkv jobs", daemon=True)
 
     def add(self, queue: JobQueue, handle: RequestHandle, work: Work) -> None:
@@ -97,7 +98,8 @@ class JobThread:
 
     def loop(self) -> None:
         # Half of the processors: engine and job would wait for each other's threads
-        torch.set_num_threads(max(1, self.threads // 2))
+        use_threads(max(1, self.threads // 2))
+        self.ready.set()
         while True:
             with self.wake:
                 while not self.queues and not self.closed:
@@ -125,6 +127,16 @@ class JobThread:
             update = as_exception(error)
 
         self.deliver(handle, update)
+
+
+def use_threads(count: int) -> None:
+    """Let PyTorch's operators use so many threads when the calling thread runs them.
+
+    A thread takes the number that was set last in the process when it first asks for it, so it asks
+    before the number is set. Threads that begin later take this one.
+    """
+    torch.get_num_threads()
+    torch.set_num_threads(count)
 
 
 class SharingPickler(pickle.Pickler):

@@ -15,8 +15,6 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from typing import Any
 
-import torch
-
 from qkv.models.model import Model
 from qkv.nn.attention.kernels.sdpa import without_cudnn_attention
 from qkv.serving.engine.engine import Engine
@@ -29,7 +27,7 @@ from qkv.serving.engine.generation_request import (
 )
 from qkv.serving.error_log import as_exception, log_unexpected, stack_of
 from qkv.serving.fair_shares import FairShares
-from qkv.serving.job_thread import JobQueue, JobThread, Work
+from qkv.serving.job_thread import JobQueue, JobThread, Work, use_threads
 from qkv.serving.model_entry import KEPT_FINISH_TIMES, MAX_RETRY_SECONDS, ModelEntry
 from qkv.serving.timings import EngineTimings
 from qkv.text.tokenizer import Tokenizer
@@ -212,8 +210,9 @@ class ModelHost:
     def start(self) -> None:
         """Start the engine thread, and the one for jobs."""
         self.settings.enter_context(without_cudnn_attention())
-        self.thread.start()
         self.jobs.thread.start()
+        self.jobs.ready.wait()
+        self.thread.start()
 
     @property
     def alive(self) -> bool:
@@ -224,7 +223,7 @@ class ModelHost:
         return self.closed or self.thread.ident is None or self.thread.is_alive()
 
     def loop(self) -> None:
-        torch.set_num_threads(self.jobs.threads)  # before the thread of jobs takes fewer
+        use_threads(self.jobs.threads)  # after the thread of jobs, which takes fewer
         try:
             while not self.closed:
                 self.step_or_wait()

@@ -129,3 +129,26 @@ def test_jobs_run_one_at_a_time_and_aborted_ones_never(host: ModelHost) -> None:
     for job in jobs:
         job.wait()
     assert order == [0, 1, 2]
+
+
+def test_the_engine_has_all_threads_of_pytorch_and_jobs_have_half() -> None:
+    """A thread that did not ask for its number before it was set would take that of the jobs."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(4)
+    host = hosting({"gpt": (gpt(), WORDS)}, cache=16 << 20)
+    counts = []
+    engine = engine_of(host)
+    run = engine.run
+
+    def counted(*args: Any) -> Any:
+        counts.append(torch.get_num_threads())
+        return run(*args)
+
+    engine.run = counted
+    try:
+        assert list(host.submit("gpt", GenerationRequest(prompt=[1], max_tokens=3)))
+        assert host.submit_job("gpt", lambda *_: torch.get_num_threads()).wait() == 2
+        assert set(counts) == {4}
+    finally:
+        host.close()
+        torch.set_num_threads(before)
