@@ -55,7 +55,6 @@ class ShardedCheckpoints(Checkpoints):
     ) -> None:
         super().__init__(folder, keep, log)
         self.world = world
-        self.thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self.pending: Future[Any] | None = None
         # A group of its own: two threads must not send through one group.
         self.group = dist.new_group(backend="gloo", timeout=TIMEOUT)
@@ -80,7 +79,9 @@ class ShardedCheckpoints(Checkpoints):
                 complete(folder, writer.files)
 
         if self.world.first:
-            self.pending = self.thread.submit(finish)
+            thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+            self.pending = thread.submit(finish)
+            thread.shutdown(wait=False)  # it ends with the checkpoint
 
     def wait(self) -> None:
         """Return when the checkpoint that is being written has its name; raise if it failed."""

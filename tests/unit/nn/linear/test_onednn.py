@@ -8,6 +8,13 @@ from torch.testing import assert_close
 
 from qkv.nn.linear.linear import Linear
 from qkv.nn.linear.onednn import packed, prepacking
+from qkv.nn.native import native_library
+
+
+@pytest.fixture(autouse=True)
+def without_native_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernels in C take one row or two, unpacked, before oneDNN."""
+    monkeypatch.setattr(native_library, "library", lambda: None)
 
 
 @pytest.mark.parametrize("shape", [(1, 32), (7, 32), (3, 5, 32)])
