@@ -256,6 +256,7 @@ def test_two_processes_hold_one_window_of_a_response(host: ModelHost, path: str)
     with separated(host, routers=[large_routes()]) as server:
         line = stalled(server, path)
         assert httpx.get(server.url + "/v1/models", timeout=PATIENCE).status_code == 200
+        until(lambda: len(responses(server)) == 1)  # the other one has ended here, too
         (response,) = responses(server)
         assert response.unread <= WINDOW_BYTES
         answer = rest_of(line)
