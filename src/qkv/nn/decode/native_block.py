@@ -18,10 +18,10 @@ from qkv.nn.cache.kv_cache import KeyValueCache
 from qkv.nn.cache.paged import PackedBatch
 from qkv.nn.decode.decode_block import matrices
 from qkv.nn.linear import frozen_matrix
+from qkv.nn.linear.gemv import ACTIVATIONS
 from qkv.nn.linear.linear import NATIVE_ROWS, Linear, onednn_supports
 from qkv.nn.linear.panel_matrix import PanelMatrix
 from qkv.nn.native.native_library import (
-    ACTIVATIONS,
     LAYER_NORM,
     PANEL,
     RMS_NORM,

@@ -17,13 +17,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# The values of the enums of decode_kernels.c
+# The values of the enums of decode_kernels.c; activations have those of qkv.nn.linear.gemv.
 FLOAT32 = 0
 INT8 = 1
 INT4 = 2
 LAYER_NORM = 1
 RMS_NORM = 2
-ACTIVATIONS = {"relu": 1, "gelu": 2, "gelu_tanh": 3, "silu": 4, "swiglu": 5, "relu2": 6}
 PANEL = 32  # rows of a matrix that are multiplied together
 AVX512 = 2  # of instruction_set()
 

@@ -19,7 +19,6 @@ from qkv.models import int4, int8
 from qkv.models.variants.quantize import int4_matrix, int8_matrix
 from qkv.nn.decode.cpu_block import CpuBlocks
 from qkv.nn.decode.native_block import NativeBlock
-from qkv.nn.linear import gemv
 from qkv.nn.linear.frozen_matrix import quantized_activations
 from qkv.nn.linear.int4 import Int4Matrix
 from qkv.nn.linear.int8 import Int8Matrix
@@ -170,7 +169,8 @@ def logits_of_steps(model: Any, ids: Tensor) -> Tensor:
 @pytest.mark.parametrize(
     "kind",
     ["activation relu", "activation gelu", "activation gelu_tanh", "activation silu",
-     "activation relu2", "position rotary", "grouped heads", "one key head", "llama", "no biases"],
+     "activation relu2", "activation swiglu", "position rotary", "grouped heads", "one key head",
+     "llama", "no biases"],
 )  # fmt: skip
 def test_decode_steps_equal_float64(
     kind: str, quantize: Any, instructions: str, monkeypatch: pytest.MonkeyPatch
@@ -200,10 +200,6 @@ def test_a_step_with_nan_weights_gives_nan(activation: str, part: str, instructi
 
     assert logits_of_steps(int8(model), words(1, 6)).isnan().all()
     assert logits_of_steps(model, words(1, 6)).isnan().all()
-
-
-def test_the_enums_of_activations_agree() -> None:
-    assert native_library.ACTIVATIONS == gemv.ACTIVATIONS
 
 
 @pytest.mark.parametrize("quantize", [None, int8])
