@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from qkv.generation import decode_cuda_graph, generate, stream
+from qkv.generation import decode_cuda_graph, generate, prefill_cuda_graph, stream
 from qkv.models import GPT, GPTConfig
 
 SMALL: dict[str, Any] = {"vocabulary": 60, "context": 128, "width": 32, "depth": 2, "heads": 2}
@@ -30,7 +30,7 @@ SAMPLING: list[dict[str, Any]] = [
 class RunSteps:
     """Runs the steps instead of replaying them."""
 
-    def __init__(self, step: Callable[[], None], reset: Callable[[], object]) -> None:
+    def __init__(self, step: Callable[[], Any], reset: Callable[[], object] = lambda: None) -> None:
         for _ in range(2):  # the warm-up of a capture
             step()
             reset()
@@ -44,6 +44,7 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     event = SimpleNamespace(synchronize=lambda: None)
     monkeypatch.setattr(decode_cuda_graph, "steps_are_alike", lambda model: True)
     monkeypatch.setattr(decode_cuda_graph, "CudaGraph", RunSteps)
+    monkeypatch.setattr(prefill_cuda_graph, "CudaGraph", RunSteps)
     monkeypatch.setattr(decode_cuda_graph, "recorded_event", lambda: event)
 
 
@@ -75,6 +76,42 @@ def test_a_graph_generates_what_the_loop_generates(
     assert model in decode_cuda_graph.graphs
     assert first == generate(model, PROMPTS, **options)  # the same graph, with its counters reset
     assert first == by_the_loop(model, PROMPTS, **options)
+
+
+@pytest.mark.usefixtures("graphs")
+@pytest.mark.parametrize("fields", [{}, LLAMA], ids=["gpt-2", "llama"])
+def test_the_prefill_of_a_length_is_captured_when_it_comes_again(fields: dict[str, Any]) -> None:
+    """Prompts of 33, 50 and 64 tokens share a graph, whose padding changes no token.
+
+    The second prompt is shorter than the first, so that slots of the first stay behind it.
+    """
+    model = model_of(**fields)
+    options: dict[str, Any] = {"length": 60, "seed": 3, "temperature": 1.2, "samples": 2}
+    captured: list[dict[Any, Any]] = []
+    for length in (64, 33, 50, 64):
+        prompts = torch.randint(60, (2, length)).tolist()
+        expected = by_the_loop(model, prompts, **options)
+        assert generate(model, prompts, **options) == expected
+        _, graph = decode_cuda_graph.graphs[model]
+        captured.append(dict(graph.prefills.captured))
+
+    assert list(captured[0]) == [(2, 64)]
+    assert captured[0][2, 64] is None
+    assert captured[1][2, 64] is not None
+    assert captured[3] == captured[1]
+
+
+@pytest.mark.usefixtures("graphs")
+def test_long_prompts_and_prompts_of_several_lengths_are_not_captured(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = model_of()
+    monkeypatch.setattr(prefill_cuda_graph, "MOST", 2 * 32)
+    for prompts in ([[3] * 33, [4] * 33], [[3] * 20, [4] * 21]):
+        for _ in range(3):
+            actual = generate(model, prompts, length=60, seed=1)
+            assert actual == by_the_loop(model, prompts, length=60, seed=1)
+            assert not decode_cuda_graph.graphs[model][1].prefills.captured
 
 
 @pytest.mark.usefixtures("graphs")
