@@ -25,7 +25,7 @@ from qkv.nn.cache import KeyValueCache, StaticCache
 from qkv.nn.cuda_graph import CudaGraph
 from qkv.nn.decode import decode_step
 from qkv.nn.hooks import has_hooks
-from qkv.nn.unchanged import all_unchanged, settings
+from qkv.nn.unchanged import all_unchanged, snapshot
 
 graphs: WeakKeyDictionary[nn.Module, tuple[GraphKey, DecodeGraph]] = WeakKeyDictionary()
 """The last graph of each model, which holds the memory of its cache."""
@@ -100,7 +100,7 @@ class GraphKey(NamedTuple):
     sampling_params: str
     weights: tuple[Any, ...]
     """The address and dtype of every parameter."""
-    settings: str
+    settings: tuple[tuple[object, ...], ...]
     """The class of every module, and what it knows besides its weights."""
 
 
@@ -117,7 +117,7 @@ def graph_key(model: Model, batch: GenerationBatch, slots: int) -> GraphKey:
         ends=batch.ends,
         sampling_params=repr(batch.sampling_params),
         weights=tuple((weight.data_ptr(), weight.dtype) for weight in model.parameters()),
-        settings=repr([(type(module), settings(module)) for module in model.modules()]),
+        settings=tuple(map(snapshot, model.modules())),
     )
 
 

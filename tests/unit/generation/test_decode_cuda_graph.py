@@ -131,3 +131,24 @@ def test_two_streams_of_one_model_do_not_mix() -> None:
     both = list(zip(one, two, strict=True))
     assert [token.id for token, _ in both] == by_the_loop(model, [1], length=60, seed=0)
     assert [token.id for _, token in both] == by_the_loop(model, [2], length=60, seed=0)
+
+
+@pytest.mark.usefixtures("graphs")
+def test_a_graph_is_captured_again_when_a_setting_or_a_weight_is_another() -> None:
+    model = model_of()
+    options: dict[str, Any] = {"length": 60, "temperature": 0.0}
+    before = generate(model, PROMPTS, **options)
+    key, graph = decode_cuda_graph.graphs[model]
+    generate(model, PROMPTS, **options)
+    assert decode_cuda_graph.graphs[model] == (key, graph)
+
+    norm: Any = model.stack.blocks[0].attention_residual.norm  # type: ignore[union-attr]
+    norm.epsilon = 100.0
+    changed = generate(model, PROMPTS, **options)
+    assert decode_cuda_graph.graphs[model][0] != key
+    assert changed == by_the_loop(model, PROMPTS, **options) != before
+
+    model.stack.norm.gain = torch.nn.Parameter(2 * model.stack.norm.gain.detach())  # type: ignore
+    other_key, _ = decode_cuda_graph.graphs[model]
+    generate(model, PROMPTS, **options)
+    assert decode_cuda_graph.graphs[model][0] != other_key
