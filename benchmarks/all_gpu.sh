@@ -39,6 +39,7 @@ measure 120 decoding.decode_gpu --jobs gpt2:32 --sampled --peer
 
 # Serving
 measure 120 serving.serve_gpu
+measure 60 serving.fairness --rounds 0 --preset gpt2 --device cuda --text 512
 
 # Training
 measure 180 training.train "${nanogpt[@]}" --no-biases --fp8
