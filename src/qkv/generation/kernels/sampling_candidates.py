@@ -56,8 +56,10 @@ if triton is not None:
         high = top
         beyond = 0.0
         rounds = 0
-        while (rounds < ROUNDS) & (start < high) & (
-            tl.where(by_count, reached - goal, high - start) > near
+        while (
+            (rounds < ROUNDS)
+            & (start < high)
+            & (tl.where(by_count, reached - goal, high - start) > near)
         ):
             t1 = 0.75 * start + 0.25 * high
             t2 = 0.5 * start + 0.5 * high
@@ -268,9 +270,7 @@ if triton is not None:
             chunk = tl.arange(0, CHUNKS)
             count = tl.sum(tl.load(counts + chunk, mask=chunk < chunks, other=0), 0)
             if count <= FEW:
-                x, id = load_candidates(
-                    candidates, ids, counts, count, chunks, room, FEW, LANES
-                )
+                x, id = load_candidates(candidates, ids, counts, count, chunks, room, FEW, LANES)
                 token, enough = drawn_candidate(
                     x, id, row, V, top, scale, bound, total, top_k, top_p, min_p, u
                 )

@@ -112,9 +112,7 @@ if triton is not None:
         kind: tl.constexpr = row.dtype.element_ty
         middle = (0.5 * low + 0.5 * high).to(kind).to(tl.float32)
         unit = tl.where(by_count, 1.0, weights(low, top, scale))
-        while (
-            (low < middle) & (middle < high) & (at_low > goal) & (at_low - at_high > 1.5 * unit)
-        ):
+        while (low < middle) & (middle < high) & (at_low > goal) & (at_low - at_high > 1.5 * unit):
             t1 = 0.75 * low + 0.25 * high
             t3 = 0.25 * low + 0.75 * high
             sum1, sum2, sum3 = sums_reached(
