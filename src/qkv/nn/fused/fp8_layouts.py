@@ -193,7 +193,7 @@ if triton is not None:
 
     @triton.jit
     def rounded_pair(low, high, E4M3: tl.constexpr):  # type: ignore[no-untyped-def]
-        """Two numbers in FP8 as the low 16 of 32 bits; beyond the format's limit they are the limit.
+        """Two numbers in FP8 as the low 16 of 32 bits, neither beyond the limit of the format.
 
         Not by Triton's conversion, whose 16 bits NVIDIA's assembler (12.8) joined with those of an
         undefined register: half of the numbers of a row were garbage.
