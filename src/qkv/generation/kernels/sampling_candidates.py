@@ -11,7 +11,6 @@ try:
     import triton
     import triton.language as tl
 
-    from qkv.generation.kernels.sampling_groups import one_of, tile_of
     from qkv.generation.kernels.sampling_search import (
         LOG2_E,
         add_three,
@@ -81,7 +80,7 @@ if triton is not None:
     @triton.jit
     def bound_of(  # type: ignore[no-untyped-def]
         group_top, group_sum, V, top, temperature, top_k, top_p, min_p,
-        GROUP: tl.constexpr, CANDIDATES: tl.constexpr,
+        GROUP: tl.constexpr, FEW: tl.constexpr, CANDIDATES: tl.constexpr,
     ):  # fmt: skip
         """The bound of the candidates, the mass of the row, and whether all are among them.
 
@@ -106,12 +105,14 @@ if triton is not None:
 
         bound = low
         by_count = top_k > 0
-        if by_count | (top_p < 1):
-            # In as many groups there are more tokens, if they are spread over all groups alike
+        if (V > FEW) & (by_count | (top_p < 1)):
+            # Fewer groups have as many tokens, if these are spread over all groups alike
             all_groups = 1.0 * V / GROUP
             wanted = top_k
             if top_k > 0.5 * all_groups:
                 wanted = all_groups * (1 - tl.exp2(-1.15 * LOG2_E * top_k / all_groups))
+            if wanted > all_groups - 2:
+                wanted = 1.0 * V  # nearly all groups say little: all tokens
 
             goal = tl.where(by_count, wanted, top_p * total)
             near = tl.where(by_count, 0.1 * wanted + 4, 0.05 * temperature)
@@ -196,14 +197,16 @@ if triton is not None:
     ):
         """The logits and the ids of all chunks' candidates, in the order of their ids.
 
-        They have two dimensions, (LANES, SIZE / LANES), the second within threads.
+        They have two dimensions, (SIZE / LANES, LANES); each thread has consecutive candidates,
+        one column.
         """
         EACH: tl.constexpr = SIZE // LANES
-        place = tile_of(0, one_of(chunks, False), SIZE, EACH)
+        i = tl.arange(0, SIZE)
+        place = i % LANES * EACH + i // LANES
         inside = place < count
 
         # A candidate's address: the gaps between the chunks before it come on top of its number
-        gap = tl.zeros((LANES, EACH), tl.int32)
+        gap = tl.zeros((SIZE,), tl.int32)
         before = 0
         for chunk in range(chunks):
             gap = tl.where(place >= before, chunk * room - before, gap)
@@ -212,16 +215,16 @@ if triton is not None:
         x = tl.load(candidates + place + gap, mask=inside, other=-float("inf")).to(tl.float32)
         id = tl.load(ids + place + gap, mask=inside, other=0)
 
-        return x, id
+        return tl.reshape(x, (EACH, LANES)), tl.reshape(id, (EACH, LANES))
 
     @triton.jit
     def running_sums(weight, tie):  # type: ignore[no-untyped-def]
         """The sums up to each candidate: within its thread, and over the threads before."""
-        sums, ties = tl.associative_scan((weight, tie), 1, add_two)
-        own_sum, own_ties = tl.reduce((weight, tie), 1, add_two)
+        sums, ties = tl.associative_scan((weight, tie), 0, add_two)
+        own_sum, own_ties = tl.reduce((weight, tie), 0, add_two)
         all_sums, all_ties = tl.associative_scan((own_sum, own_ties), 0, add_two)
 
-        return sums + (all_sums - own_sum)[:, None], ties + (all_ties - own_ties)[:, None]
+        return sums + (all_sums - own_sum)[None, :], ties + (all_ties - own_ties)[None, :]
 
     @triton.jit
     def drawn_candidate(  # type: ignore[no-untyped-def]
@@ -240,16 +243,16 @@ if triton is not None:
         kept = (weight > 0) | ((tie > 0) & (counts <= ties))
         reached = sums + tl.minimum(counts, ties) * weights(low, top, scale)
         reached = tl.where(kept, reached, 0.0)
-        target = u * tl.max(tl.max(reached, 1), 0)
+        target = u * tl.max(tl.max(reached, 0), 0)
         token = tl.where(kept & (reached >= target), id, V)
 
-        return tl.min(tl.min(token, 1), 0), enough
+        return tl.min(tl.min(token, 0), 0), enough
 
     @triton.jit
     def drawn_of_candidates(  # type: ignore[no-untyped-def]
         row, results, rows, counts, candidates, ids, V, temperature, top_k, top_p, min_p, u,
         chunks, room,
-        PART: tl.constexpr, CHUNKS: tl.constexpr, FEW: tl.constexpr, CANDIDATES: tl.constexpr,
+        SCAN: tl.constexpr, CHUNKS: tl.constexpr, FEW: tl.constexpr, CANDIDATES: tl.constexpr,
         LANES: tl.constexpr,
     ):  # fmt: skip
         """The token of a row with candidates, or -1; and whether it was found among them.
@@ -287,7 +290,7 @@ if triton is not None:
             if not done:
                 low, high, ties, enough = cut_of(
                     0.0, 0.0, row, V, top, scale, top - REACH * temperature, total,
-                    top_k, top_p, PART,
+                    top_k, top_p, SCAN,
                 )  # fmt: skip
 
         return token, done, low, high, ties

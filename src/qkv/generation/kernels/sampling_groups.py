@@ -30,10 +30,11 @@ if triton is not None:
         If not, each thread has consecutive tokens in any case, and sums over them need few
         exchanges between threads.
         """
-        if IS_KNOWN:
-            return 1
-        else:
-            return tl.minimum(V, 1)
+        one = 1
+        if not IS_KNOWN:
+            one = tl.minimum(V, 1)
+
+        return one
 
     @triton.jit
     def tile_of(first, one, SIZE: tl.constexpr, EACH: tl.constexpr):  # type: ignore[no-untyped-def]
@@ -58,13 +59,13 @@ if triton is not None:
     @triton.jit
     def keep_in_groups(  # type: ignore[no-untyped-def]
         row, V, top, scale, low, high, min_p, kept, ties,
-        PART: tl.constexpr, GROUP: tl.constexpr, EACH: tl.constexpr,
+        SCAN: tl.constexpr, GROUP: tl.constexpr, EACH: tl.constexpr,
     ):  # fmt: skip
         """Store what `kept_weights` gives, summed over each group."""
-        number = tl.arange(0, PART // GROUP)
+        number = tl.arange(0, SCAN // GROUP)
         one = one_of(V, False)
-        for first in range(0, V, PART):
-            v = tile_of(first, one, PART, EACH)
+        for first in range(0, V, SCAN):
+            v = tile_of(first, one, SCAN, EACH)
             x = tl.load(row + v, mask=v < V, other=-float("inf")).to(tl.float32)
             weight, tie = kept_weights(x, top, scale, low, high, min_p)
             target = first // GROUP + number
@@ -117,7 +118,7 @@ if triton is not None:
 
     @triton.jit
     def drawn_of_groups(  # type: ignore[no-untyped-def]
-        row, V, tops, sums, results, groups, filtered, temperature, low, high, ties, min_p, u,
+        row, V, tops, sums, results, filtered, temperature, low, high, ties, min_p, u,
         GROUP: tl.constexpr, GROUPS: tl.constexpr,
     ):  # fmt: skip
         """The token of a row by its groups, or -1 without a likeliest one.
@@ -127,7 +128,7 @@ if triton is not None:
             sums: The sum of each group relative to that; after filters, what was stored.
         """
         group = tl.arange(0, GROUPS)
-        inside = group < groups
+        inside = group * GROUP < V
         group_top = tl.load(tops + group, mask=inside, other=-float("inf"))
         top = tl.max(group_top, 0)
         if filtered:

@@ -63,9 +63,13 @@ CHUNKS = 32
 """Most programs that collect candidates of a row; each derives the bound for itself."""
 PROGRAMS = 1024
 """Programs that collect candidates of all rows, while there are fewer rows."""
+SCAN = 2048
+"""Tokens that the last kernel reads at once, if it must read the whole row."""
 REDUCE_WARPS = 8
 COLLECT_WARPS = 4
 SAMPLE_WARPS = 8
+SAMPLE_REGISTERS = 128
+"""Registers of a thread of the last kernel: two programs fit on a multiprocessor."""
 LARGEST = 1 << 18
 """Largest vocabulary: the results of all its groups fit into one program's registers."""
 COLDEST = 1e-30
@@ -154,15 +158,16 @@ def sample_rows(
             V, next_row, table.stride(0), groups, memory.span, memory.room,
             SAME=same, IS_ALIGNED=aligned, IS_LISTED=memory.span > TILE // GROUP,
             TILE=TILE, GROUP=GROUP, EACH=EACH, GROUPS=triton.next_power_of_2(groups),
-            CANDIDATES=CANDIDATES, num_warps=COLLECT_WARPS, **launch_options(),
+            FEW=FEW, CANDIDATES=CANDIDATES, num_warps=COLLECT_WARPS, **launch_options(),
         )  # fmt: skip
 
     sample_row[(B,)](
         logits, table, uniform, reduced, *memory.tensors, tokens, *row_filters,
         V, next_row, table.stride(0), uniform.stride(0), groups, memory.chunks, memory.room,
-        SAME=same, FILTERING=filtering, PART=PART, GROUP=GROUP, EACH=EACH,
+        SAME=same, FILTERING=filtering, SCAN=SCAN, GROUP=GROUP, EACH=EACH,
         GROUPS=triton.next_power_of_2(groups), CHUNKS=CHUNKS, FEW=FEW, CANDIDATES=CANDIDATES,
-        LANES=32 * SAMPLE_WARPS, num_warps=SAMPLE_WARPS, **launch_options(),
+        LANES=32 * SAMPLE_WARPS, num_warps=SAMPLE_WARPS, maxnreg=SAMPLE_REGISTERS,
+        **launch_options(),
     )  # fmt: skip
 
     return tokens
@@ -267,7 +272,7 @@ if triton is not None:
         V, logits_row, filters_row, groups, span, room,
         SAME: tl.constexpr, IS_ALIGNED: tl.constexpr, IS_LISTED: tl.constexpr,
         TILE: tl.constexpr, GROUP: tl.constexpr, EACH: tl.constexpr, GROUPS: tl.constexpr,
-        CANDIDATES: tl.constexpr, PDL: tl.constexpr,
+        FEW: tl.constexpr, CANDIDATES: tl.constexpr, PDL: tl.constexpr,
     ):  # fmt: skip
         """The candidates of a chunk of the vocabulary, in the order of their ids."""
         start_next(PDL)
@@ -292,7 +297,7 @@ if triton is not None:
             if finite:
                 bound, total, complete = bound_of(
                     group_top, group_sum, V, top, temperature, top_k, top_p, min_p,
-                    GROUP, CANDIDATES,
+                    GROUP, FEW, CANDIDATES,
                 )  # fmt: skip
             if chunk == 0:
                 tl.store(results + b, top)
@@ -326,7 +331,7 @@ if triton is not None:
         logits, filters, uniform, reduced, results, counts, candidates, ids, listed, tokens,
         temperature, top_k, top_p, min_p,
         V, logits_row, filters_row, uniform_row, groups, chunks, room,
-        SAME: tl.constexpr, FILTERING: tl.constexpr, PART: tl.constexpr, GROUP: tl.constexpr,
+        SAME: tl.constexpr, FILTERING: tl.constexpr, SCAN: tl.constexpr, GROUP: tl.constexpr,
         EACH: tl.constexpr, GROUPS: tl.constexpr, CHUNKS: tl.constexpr, FEW: tl.constexpr,
         CANDIDATES: tl.constexpr, LANES: tl.constexpr, PDL: tl.constexpr,
     ):  # fmt: skip
@@ -347,23 +352,23 @@ if triton is not None:
         low = -float("inf")
         high = -float("inf")
         ties = 0.0
-        if FILTERING:
+        if FILTERING:  # noqa: SIM102  the compiler leaves this out without filters
             if filtered:
                 segments = b * chunks * room
                 token, done, low, high, ties = drawn_of_candidates(
                     row, results + b, rows, counts + b * chunks, candidates + segments,
                     ids + segments, V, temperature, top_k, top_p, min_p, u, chunks, room,
-                    PART, CHUNKS, FEW, CANDIDATES, LANES,
+                    SCAN, CHUNKS, FEW, CANDIDATES, LANES,
                 )  # fmt: skip
                 if not done:
                     keep_in_groups(
                         row, V, tl.load(results + b), LOG2_E / temperature, low, high, min_p,
-                        sums, tops, PART, GROUP, EACH,
+                        sums, tops, SCAN, GROUP, EACH,
                     )  # fmt: skip
 
         if not done:
             token = drawn_of_groups(
-                row, V, tops, sums, results + b, groups, FILTERING & filtered,
+                row, V, tops, sums, results + b, FILTERING & filtered,
                 temperature, low, high, ties, min_p, u, GROUP, GROUPS,
             )  # fmt: skip
 

@@ -34,6 +34,16 @@ if triton is not None:
         return tl.exp2((x - top) * scale)
 
     @triton.jit
+    def as_logit(x, row):  # type: ignore[no-untyped-def]
+        """A value of the logits' type next to x, the smallest finite one for anything less."""
+        if row.dtype.element_ty == tl.float16:
+            x = tl.maximum(x, -LARGEST_HALF)
+        else:
+            x = tl.maximum(x, -LARGEST_FLOAT)
+
+        return x.to(row.dtype.element_ty).to(tl.float32)
+
+    @triton.jit
     def quarter(  # type: ignore[no-untyped-def]
         low, high, at_low, at_high, goal, t1, t2, t3, sum1, sum2, sum3
     ):
@@ -59,25 +69,25 @@ if triton is not None:
 
     @triton.jit
     def sums_reached(  # type: ignore[no-untyped-def]
-        x, weight, row, V, top, scale, by_count, t1, t2, t3, PART: tl.constexpr
+        x, weight, row, V, top, scale, by_count, t1, t2, t3, SCAN: tl.constexpr
     ):
         """The count or the mass of the tokens that reach each of three logits.
 
-        With PART 0 the tokens are `x` in two dimensions, the second within threads;
+        With SCAN 0 the tokens are `x` in two dimensions, the first within threads;
         otherwise they are those of the row, read in parts.
         """
-        if PART == 0:
+        if SCAN == 0:
             measure = tl.where(by_count, 1.0, weight)
             reaching1 = tl.where(x >= t1, measure, 0.0)
             reaching2 = tl.where(x >= t2, measure, 0.0)
             reaching3 = tl.where(x >= t3, measure, 0.0)
-            one, two, three = tl.reduce((reaching1, reaching2, reaching3), 1, add_three)
+            one, two, three = tl.reduce((reaching1, reaching2, reaching3), 0, add_three)
         else:
-            one = tl.zeros((PART,), tl.float32)
-            two = tl.zeros((PART,), tl.float32)
-            three = tl.zeros((PART,), tl.float32)
-            for first in range(0, V, PART):
-                v = first + tl.arange(0, PART)
+            one = tl.zeros((SCAN,), tl.float32)
+            two = tl.zeros((SCAN,), tl.float32)
+            three = tl.zeros((SCAN,), tl.float32)
+            for first in range(0, V, SCAN):
+                v = first + tl.arange(0, SCAN)
                 y = tl.load(row + v, mask=v < V, other=-float("inf")).to(tl.float32)
                 measure = tl.where(by_count, 1.0, weights(y, top, scale))
                 one += tl.where(y >= t1, measure, 0.0)
@@ -88,7 +98,7 @@ if triton is not None:
 
     @triton.jit
     def find_cut(  # type: ignore[no-untyped-def]
-        x, weight, row, V, top, scale, low, at_low, at_top, by_count, goal, PART: tl.constexpr
+        x, weight, row, V, top, scale, low, at_low, at_top, by_count, goal, SCAN: tl.constexpr
     ):
         """The interval [low, high) of the logit at which the tokens, likeliest first, reach a goal.
 
@@ -108,20 +118,19 @@ if triton is not None:
             high = float("inf")
             at_high = 0.0
 
-        # A middle that is a value of the logits' type lies inside as long as any such value does
-        kind: tl.constexpr = row.dtype.element_ty
-        middle = (0.5 * low + 0.5 * high).to(kind).to(tl.float32)
+        # All ends are values of the logits' type; their middle is inside while any such value is
+        middle = as_logit(0.5 * low + 0.5 * high, row)
         unit = tl.where(by_count, 1.0, weights(low, top, scale))
         while (low < middle) & (middle < high) & (at_low > goal) & (at_low - at_high > 1.5 * unit):
-            t1 = 0.75 * low + 0.25 * high
-            t3 = 0.25 * low + 0.75 * high
+            t1 = as_logit(0.75 * low + 0.25 * high, row)
+            t3 = as_logit(0.25 * low + 0.75 * high, row)
             sum1, sum2, sum3 = sums_reached(
-                x, weight, row, V, top, scale, by_count, t1, middle, t3, PART
+                x, weight, row, V, top, scale, by_count, t1, middle, t3, SCAN
             )
             low, high, at_low, at_high = quarter(
                 low, high, at_low, at_high, goal, t1, middle, t3, sum1, sum2, sum3
             )
-            middle = (0.5 * low + 0.5 * high).to(kind).to(tl.float32)
+            middle = as_logit(0.5 * low + 0.5 * high, row)
             unit = tl.where(by_count, 1.0, weights(low, top, scale))
 
         needed = (goal - at_high) / tl.maximum(unit, 1e-37)
@@ -133,18 +142,14 @@ if triton is not None:
 
     @triton.jit
     def cut_of(  # type: ignore[no-untyped-def]
-        x, weight, row, V, top, scale, low, total, top_k, top_p, PART: tl.constexpr
+        x, weight, row, V, top, scale, low, total, top_k, top_p, SCAN: tl.constexpr
     ):
         """What top-k and then top-p keep: an interval and a number as `find_cut` returns them.
 
         Returns also whether the tokens of at least `low` are as many as k, or as much as p of the
         `total` mass of the row. Without top-k and top-p all tokens are kept.
         """
-        if row.dtype.element_ty == tl.float16:
-            low = tl.maximum(low, -LARGEST_HALF)
-        else:
-            low = tl.maximum(low, -LARGEST_FLOAT)
-
+        low = as_logit(low, row)
         high = low
         ties = 0.0
         enough = True
@@ -153,7 +158,7 @@ if triton is not None:
         for step in range(begin, end):
             by_count = step == 0
             at_low, at_top, at_high = sums_reached(
-                x, weight, row, V, top, scale, by_count, low, top, high, PART
+                x, weight, row, V, top, scale, by_count, low, top, high, SCAN
             )
             goal = top_k
             if not by_count:
@@ -166,7 +171,7 @@ if triton is not None:
                 enough = at_low >= goal
 
             new_low, new_high, new_ties = find_cut(
-                x, weight, row, V, top, scale, low, at_low, at_top, by_count, goal, PART
+                x, weight, row, V, top, scale, low, at_low, at_top, by_count, goal, SCAN
             )
             if (new_low == low) & (high > low):  # top-k kept only some of the tokens at its cut
                 if new_high > new_low:
