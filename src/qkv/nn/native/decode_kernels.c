@@ -21,6 +21,8 @@
 enum { PANEL = 32 };     /* rows of the matrix that are multiplied together */
 enum { GROUP = 32 };     /* columns of an int4 matrix that share a step and a center */
 enum { LARGEST = 32767 }; /* the largest whole number of a rounded row */
+enum { SECTION = 512 };  /* columns whose products an int32 can sum, in int8 */
+enum { MANY_ROWS = 128 }; /* rows of x that share an unpacked section of a panel */
 
 enum { FLOAT32, INT8, INT4 };
 enum { NO_NORM, LAYER_NORM, RMS_NORM };
@@ -108,6 +110,12 @@ typedef struct {
     float *normalised; /* (M, E) if there is a norm */
 } Multiplication;
 
+/* Some columns of a panel as 16-bit numbers, (PANEL / vectors, columns / 2, vectors, 2) */
+typedef struct {
+    int16_t numbers[PANEL * SECTION] __attribute__((aligned(64)));
+    float steps[PANEL * SECTION / GROUP], zeros[PANEL * SECTION / GROUP];
+} Section;
+
 typedef struct {
     const Block *block;
     const Layer *layer;
@@ -115,6 +123,12 @@ typedef struct {
     float *heads;     /* (B, H D) */
     float *scratch;   /* (B, K, longest + D) */
 } Attention;
+
+/* The first part of `count` rows, all parts having about the same size, at most `most`. */
+static int64_t even_part(int64_t count, int64_t most) {
+    const int64_t parts = (count + most - 1) / most;
+    return (count + parts - 1) / parts;
+}
 
 static int64_t round_up(int64_t n, int64_t size) { return (n + size - 1) / size * size; }
 
@@ -174,9 +188,9 @@ INLINE __attribute__((target("avx2,fma"))) float sum_of_8(__m256 v) {
 #define TARGET __attribute__((target("avx2,fma")))
 #define NAME(name) name##_avx2
 #define LANES 8
-#define TILE 5
-/* Products one after the other: gcc computes all first, and runs out of the 16 registers. */
-#define IN_ORDER(v) __asm__ volatile("" : "+x"(v))
+#define TILE 6
+#define UNPACK_FROM 12
+#define IN_MEMORY(sums) do { if ((sums) > 5) __asm__ volatile("" ::: "memory"); } while (0)
 #define WIDE_ROWS 2
 #define VI __m256i
 #define VF __m256
@@ -185,7 +199,15 @@ INLINE __attribute__((target("avx2,fma"))) float sum_of_8(__m256 v) {
 #define WIDEN_BFLOAT(p) \
     _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const void *)(p))), 16))
 #define NIBBLES(v) _mm256_and_si256(_mm256_or_si256(v, _mm256_slli_epi32(v, 12)), _mm256_set1_epi32(0xf000f))
-#define DOT(sum, a, b) _mm256_add_epi32(sum, _mm256_madd_epi16(a, b))
+/* Products one after the other, into the register of their sum: gcc computes all of them first, runs
+   out of the 16 registers, and copies every sum. */
+#define ADD_DOT(sum, a, b) \
+    do { \
+        __m256i product = _mm256_madd_epi16(a, b); \
+        __asm__ volatile("vpaddd %1, %0, %0" : "+x"(sum) : "x"(product)); \
+    } while (0)
+#define LOAD_WHOLE(p) _mm256_loadu_si256((const void *)(p))
+#define STORE_WHOLE(p, v) _mm256_storeu_si256((void *)(p), v)
 #define ALL(i) _mm256_set1_epi32(i)
 #define ALL_FLOAT(x) _mm256_set1_ps(x)
 #define ZERO _mm256_setzero_si256()
@@ -202,7 +224,8 @@ INLINE __attribute__((target("avx2,fma"))) float sum_of_8(__m256 v) {
 #define NAME(name) name##_avx512
 #define LANES 16
 #define TILE 6
-#define IN_ORDER(v)
+#define UNPACK_FROM INT64_MAX
+#define IN_MEMORY(sums)
 #define WIDE_ROWS 6
 #define VI __m512i
 #define VF __m512
@@ -212,7 +235,9 @@ INLINE __attribute__((target("avx2,fma"))) float sum_of_8(__m256 v) {
     _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const void *)(p))), 16))
 #define NIBBLES(v) \
     _mm512_ternarylogic_epi32(v, _mm512_slli_epi32(v, 12), _mm512_set1_epi32(0xf000f), 0xa8)
-#define DOT(sum, a, b) _mm512_dpwssd_epi32(sum, a, b)
+#define ADD_DOT(sum, a, b) sum = _mm512_dpwssd_epi32(sum, a, b)
+#define LOAD_WHOLE(p) _mm512_loadu_si512((const void *)(p))
+#define STORE_WHOLE(p, v) _mm512_storeu_si512((void *)(p), v)
 #define ALL(i) _mm512_set1_epi32(i)
 #define ALL_FLOAT(x) _mm512_set1_ps(x)
 #define ZERO _mm512_setzero_si512()

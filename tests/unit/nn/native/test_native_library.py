@@ -81,7 +81,7 @@ def test_a_product_is_wrong_by_at_most_half_a_unit_of_16_bits(
     matrix = kind(torch.randn(*shape))
     weights = matrix.dequantised().double()
     bias = torch.randn(shape[0])
-    for rows in range(1, 14):
+    for rows in (*range(1, 14), 31, 128, 131):
         x = torch.randn(rows, shape[1]) * torch.rand(rows, 1) * 100
         with torch.no_grad(), quantized_activations():
             error = matrix.linear(x, bias) - (x.double() @ weights.T + bias)
@@ -93,21 +93,23 @@ def test_a_product_is_wrong_by_at_most_half_a_unit_of_16_bits(
 def test_the_largest_numbers_do_not_overflow(kind: Any, instructions: str) -> None:
     for sign in (1.0, -1.0):
         matrix = kind(torch.full((40, 4096), 3.0))
-        x = torch.full((7, 4096), sign * 5.0)
-        with torch.no_grad(), quantized_activations():
-            products = matrix.linear(x)
+        for rows in (7, 64):
+            x = torch.full((rows, 4096), sign * 5.0)
+            with torch.no_grad(), quantized_activations():
+                products = matrix.linear(x)
 
-        assert_close(products, torch.full((7, 40), sign * 3 * 5 * 4096), rtol=1e-3, atol=0)
+            expected = torch.full((rows, 40), sign * 3 * 5 * 4096)
+            assert_close(products, expected, rtol=1e-3, atol=0)
 
 
 @pytest.mark.parametrize("kind", FEW_BITS)
 def test_a_row_has_the_same_bits_alone_and_in_a_batch(kind: Any, instructions: str) -> None:
-    matrix = kind(torch.randn(100, 200))
-    x = torch.randn(14, 200)
+    matrix = kind(torch.randn(100, 1100))
+    x = torch.randn(140, 1100)
     with torch.no_grad(), quantized_activations():
         together = matrix.linear(x)
-        assert torch.equal(torch.cat([matrix.linear(row) for row in x.split(1)]), together)
-        assert torch.equal(torch.cat([matrix.linear(part) for part in x.split(3)]), together)
+        for size in (1, 3, 6, 14, 60):
+            assert torch.equal(torch.cat([matrix.linear(part) for part in x.split(size)]), together)
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
