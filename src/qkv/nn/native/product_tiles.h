@@ -204,21 +204,61 @@ INLINE TARGET void NAME(panel_product)(const Multiplication *m, int64_t panel, i
         UNROLL for (int i = 0; i < PANEL; i++) y[row * PANEL + i] *= scale[i];
 }
 
-/* activation(y) of as many numbers; each kind has a loop of its own, which compilers vectorise. */
-INLINE TARGET void NAME(activate_all)(int kind, int64_t count, const float *y, float *result) {
-#define CASE(name) \
-    case name: \
-        _Pragma("omp simd") for (int64_t i = 0; i < count; i++) result[i] = activated(y[i], name); \
-        break;
-    switch (kind) {
-        CASE(RELU)
-        CASE(GELU_TANH)
-        CASE(SILU)
-        CASE(RELU2)
-        default:
-            for (int64_t i = 0; i < count; i++) result[i] = activated(y[i], kind);
+/* e^x as `exponential` computes it, of a vector. */
+INLINE TARGET VF NAME(exponentials)(VF x) {
+    x = LARGER(ALL_FLOAT(-87.3f), SMALLER(ALL_FLOAT(88.0f), x));
+    const VF shifted = MULTIPLY_ADD(x, ALL_FLOAT(1.44269504f), ALL_FLOAT(12582912.0f));
+    const VF n = shifted - ALL_FLOAT(12582912.0f);
+    VF r = MULTIPLY_ADD(n, ALL_FLOAT(-0.693359375f), x);
+    r = MULTIPLY_ADD(n, ALL_FLOAT(2.12194440e-4f), r);
+    VF p = MULTIPLY_ADD(r, ALL_FLOAT(0.00138888889f), ALL_FLOAT(0.00833333333f));
+    p = MULTIPLY_ADD(r, p, ALL_FLOAT(0.0416666667f));
+    p = MULTIPLY_ADD(r, p, ALL_FLOAT(0.166666667f));
+    p = MULTIPLY_ADD(r, p, ALL_FLOAT(0.5f));
+    p = MULTIPLY_ADD(r, p, ALL_FLOAT(1.0f));
+    p = MULTIPLY_ADD(r, p, ALL_FLOAT(1.0f));
+    return TIMES_POWER(p, shifted) + (x - x); /* NaN stays NaN */
+}
+
+INLINE TARGET VF NAME(activated)(VF x, const int kind) {
+    if (kind == RELU) return LARGER(ZERO_FLOAT, x); /* NaN stays NaN */
+    if (kind == RELU2) return LARGER(ZERO_FLOAT, x) * LARGER(ZERO_FLOAT, x);
+
+    VF argument = x; /* SiLU: x / (1 + e^-x) */
+    if (kind == GELU_TANH) { /* x (1 + tanh u) / 2 = x / (1 + e^-2u) */
+        VF cubic = MULTIPLY_ADD(x * x, ALL_FLOAT(0.0713548163f), ALL_FLOAT(1.5957691216f));
+        argument = x * cubic;
     }
-#undef CASE
+    return x / (ALL_FLOAT(1.0f) + NAME(exponentials)(ZERO_FLOAT - argument));
+}
+
+/* activation(x) of as many numbers; y may be x. */
+INLINE TARGET void NAME(activate_all)(int kind, int64_t count, const float *x, float *y) {
+    if (kind == GELU) {
+        for (int64_t i = 0; i < count; i++) y[i] = 0.5f * x[i] * (1 + erff(x[i] * 0.70710678f));
+        return;
+    }
+
+    for (int64_t i = 0; i < count; i += LANES) {
+        float part[LANES] = {0};
+        const int64_t size = MIN(LANES, count - i);
+        if (size < LANES) memcpy(part, x + i, size * sizeof(float));
+        VF v = LOAD(size < LANES ? part : x + i);
+        switch (kind) {
+        case RELU: v = NAME(activated)(v, RELU); break;
+        case RELU2: v = NAME(activated)(v, RELU2); break;
+        case GELU_TANH: v = NAME(activated)(v, GELU_TANH); break;
+        case SILU: v = NAME(activated)(v, SILU); break;
+        }
+        STORE(size < LANES ? part : y + i, v);
+        if (size < LANES) memcpy(y + i, part, size * sizeof(float));
+    }
+}
+
+static TARGET void NAME(activate)(const Task *task, int64_t begin, int64_t end) {
+    const Activation *a = task->data;
+    const int64_t first = begin * ACTIVATED, last = MIN(end * ACTIVATED, a->count);
+    NAME(activate_all)(a->kind, last - first, a->x + first, a->y + first);
 }
 
 /* y times the row's unit, bias, activation and residual. */
@@ -229,18 +269,20 @@ INLINE TARGET void NAME(finish)(const Multiplication *m, int64_t panel, int64_t 
     const int64_t n = panel * PANEL;
     const int64_t count = MIN(PANEL, outputs - n);
     const float unit = p->format == FLOAT32 ? 1 : m->rows.units[row];
+    const float power = p->format == FLOAT32 ? 1 : m->rows.powers[row];
     float *output = m->output + row * outputs + n;
 
 #define EACH _Pragma("omp simd") for (int i = 0; i < PANEL; i++)
-    EACH y[i] *= unit;
+    EACH y[i] = y[i] * unit * power;
     if (p->bias)
         for (int64_t i = 0; i < count; i++) y[i] += p->bias[n + i];
 
     if (p->activation == SWIGLU) {
-        EACH gated[i] *= unit;
+        EACH gated[i] = gated[i] * unit * power;
         if (p->bias)
             for (int64_t i = 0; i < count; i++) gated[i] += p->bias[outputs + n + i];
-        EACH y[i] = activated(y[i], SILU) * gated[i];
+        NAME(activate_all)(SILU, PANEL, y, y);
+        EACH y[i] *= gated[i];
     } else if (p->activation != NONE)
         NAME(activate_all)(p->activation, PANEL, y, y);
 #undef EACH
@@ -299,12 +341,15 @@ INLINE TARGET void NAME(round_row)(const Multiplication *m, int64_t row, const f
     float most;
     memcpy(&most, &largest, sizeof most);
     const int finite = largest < 0x7f800000;
-    most = finite && most > 1e-30f ? most : 1e-30f;
+    const int tiny = most < 1e-30f; /* the factor might overflow, and the unit be subnormal */
+    const float enlarge = tiny ? 0x1p96f : 1;
+    most = finite && most > 0 ? most * enlarge : 1;
     const float factor = finite ? LARGEST / most : 0;
     m->rows.units[row] = finite ? most / LARGEST : NAN;
+    m->rows.powers[row] = tiny ? 0x1p-96f : 1;
 
     for (int64_t e = 0; e < E; e++) {
-        float scaled = finite ? x[e] * factor : 0;
+        float scaled = finite ? x[e] * enlarge * factor : 0;
         numbers[e] = (int16_t)(int32_t)(scaled + 12582912.0f - 12582912.0f);
     }
     for (int64_t e = E; e < m->W; e++) numbers[e] = 0;
@@ -333,12 +378,13 @@ static TARGET void NAME(prepare_rows)(const Task *task, int64_t begin, int64_t e
 
 static TARGET void NAME(multiply)(const Processor *processor, Multiplication *m) {
     const Product *p = m->product;
-    for_each(processor, m->M, m->M < 8 ? 8 : 4, m, NAME(prepare_rows));
+    if (p->norm != NO_NORM || p->format != FLOAT32)
+        for_each(processor, m->M, m->M < 8 ? 8 : 4, 8 * m->M * p->E, m, NAME(prepare_rows));
 
     const int64_t outputs = p->activation == SWIGLU ? p->N / 2 : p->N;
     const int64_t count = round_up(outputs, PANEL) / PANEL;
     const int64_t chunk = count / (8 * processor->threads);
-    for_each(processor, count, chunk > 0 ? chunk : 1, m, NAME(panels));
+    for_each(processor, count, chunk > 0 ? chunk : 1, m->M * p->N * p->E, m, NAME(panels));
 }
 
 /* Rotary positions: rotate a head by its angles. */
@@ -439,5 +485,8 @@ static TARGET void NAME(attend)(const Task *task, int64_t begin, int64_t end) {
 #undef TO_FLOAT
 #undef MULTIPLY_ADD
 #undef ADD
+#undef SMALLER
+#undef LARGER
+#undef TIMES_POWER
 #undef LOAD
 #undef STORE

@@ -18,7 +18,6 @@ from qkv.generation.prefill import next_logits
 from qkv.models import int4, int8
 from qkv.models.variants.quantize import int4_matrix, int8_matrix
 from qkv.nn.decode.cpu_block import CpuBlocks
-from qkv.nn.decode.native_block import NativeBlock
 from qkv.nn.linear.frozen_matrix import quantized_activations
 from qkv.nn.linear.int4 import Int4Matrix
 from qkv.nn.linear.int8 import Int8Matrix
@@ -177,9 +176,14 @@ def logits_of_steps(model: Any, ids: Tensor) -> Tensor:
 def test_decode_steps_equal_float64(
     kind: str, quantize: Any, instructions: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    runs = []
-    run = NativeBlock.run
-    monkeypatch.setattr(NativeBlock, "run", lambda *args: runs.append(1) or run(*args))
+    runs: list[int] = []
+    run = NativeLibrary.decode_blocks
+
+    def counted(self: NativeLibrary, blocks: Any, *args: Any) -> Tensor:
+        runs.extend([1] * len(blocks))
+        return run(self, blocks, *args)
+
+    monkeypatch.setattr(NativeLibrary, "decode_blocks", counted)
     model = gpt(**GPT_KINDS[kind] | {"hidden": 64}).float().eval()
     small = model if quantize is None else quantize(model)
     ids = words(2 if quantize is None else 3, 9)
