@@ -35,15 +35,21 @@ def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.fixture
 def runs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The layers that were computed by a `CpuBlock`."""
+    """The layers that were computed by a `CpuBlock`, or together by a `CpuStack`."""
     layers: list[int] = []
     run = CpuBlock.run
+    run_together = cpu_block.run_together
 
     def counted(self: CpuBlock, *args: Any) -> Tensor:
         layers.append(self.layer)
         return run(self, *args)
 
+    def counted_together(blocks: Any, *args: Any) -> Tensor:
+        layers.extend(block.layer for block in blocks)
+        return run_together(blocks, *args)
+
     monkeypatch.setattr(CpuBlock, "run", counted)
+    monkeypatch.setattr(cpu_block, "run_together", counted_together)
     return layers
 
 

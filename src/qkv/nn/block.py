@@ -176,10 +176,23 @@ class Stack(nn.Module):
         x = self.position.add(x, positions)
         rotary = self.position.angles(positions)
         bias = self.position.bias(x.device)
-        for block in self.blocks:
-            x = block(x, mask=mask, bias=bias, rotary=rotary, state=state)
-
+        x = self.run_blocks(x, mask=mask, bias=bias, rotary=rotary, state=state)
         if self.norm is not None:
             x = self.norm(x)
 
         return self.hooks("output", x)
+
+    def run_blocks(
+        self,
+        x: Float[Tensor, "B T E"],
+        *,
+        mask: Mask | None,
+        bias: Bias | None,
+        rotary: Float[Tensor, "2 #B 1 T D"] | None,
+        state: Cache,
+    ) -> Float[Tensor, "B T E"]:
+        """One block after the other."""
+        for block in self.blocks:
+            x = block(x, mask=mask, bias=bias, rotary=rotary, state=state)
+
+        return x

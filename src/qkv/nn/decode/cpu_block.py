@@ -9,7 +9,7 @@ compiled, with the same numbers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import MethodType
 from typing import Any
@@ -21,19 +21,19 @@ from torch import Tensor, nn
 
 from qkv.nn.attention.bias import Bias
 from qkv.nn.attention.mask import Causal, Mask
-from qkv.nn.block import Block
+from qkv.nn.block import Block, Stack
 from qkv.nn.cache.interface import NO_STATE, Cache
 from qkv.nn.cache.kv_cache import KeyValueCache
 from qkv.nn.decode import native_block
 from qkv.nn.decode.decode_block import is_plain, matrices
-from qkv.nn.decode.native_block import NativeBlock
+from qkv.nn.decode.native_block import NativeBlock, run_together
 from qkv.nn.feed_forward import activate
 from qkv.nn.linear.linear import Linear, linear, onednn_supports
 from qkv.nn.linear.onednn import as_prepacked
 from qkv.nn.native import native_library
 from qkv.nn.norm import LayerNorm, RMSNorm
 from qkv.nn.position import rotate
-from qkv.nn.unchanged import same_computation
+from qkv.nn.unchanged import forward_hooks, same_computation
 
 Layer = Callable[[Tensor], Tensor]
 
@@ -47,9 +47,17 @@ class CpuBlocks:
 
     def __init__(self, model: nn.Module) -> None:
         self.forwards: dict[Block, CpuBlock] = {}
+        self.stacks: dict[Stack, CpuStack] = {}
         for module in model.modules():
             if type(module) is Block and "forward" not in vars(module) and supports(module):
                 self.forwards[module] = same_computation(CpuBlock(module))
+
+        for module in model.modules():
+            if type(module) is Stack and "run_blocks" not in vars(module):
+                blocks = [self.forwards[block] for block in module.blocks if block in self.forwards]
+                native = [block.native for block in blocks if block.native is not None]
+                if native and len(native) == len(module.blocks):
+                    self.stacks[module] = same_computation(CpuStack(module, blocks))
 
     @contextmanager
     def installed(self) -> Iterator[None]:
@@ -59,12 +67,16 @@ class CpuBlocks:
         """
         for block, forward in self.forwards.items():
             vars(block)["forward"] = forward
+        for stack, run_blocks in self.stacks.items():
+            vars(stack)["run_blocks"] = run_blocks
 
         try:
             yield
         finally:
             for block in self.forwards:
                 vars(block).pop("forward", None)
+            for stack in self.stacks:
+                vars(stack).pop("run_blocks", None)
 
 
 def supports(block: Block) -> bool:
@@ -95,7 +107,7 @@ class CpuBlock:
         self.attention_norm = norm_of(block.attention_residual.norm)
         self.feed_forward_norm = norm_of(block.feed_forward_residual.norm)
         self.qkv, self.output, self.up, self.down = map(product_of, matrices(block))
-        self.hooks = (block.hooks, attention.hooks, block.feed_forward.hooks)
+        self.hooks = hooks_of(block)
         kernels = native_library.library()
         self.native = None if kernels is None else NativeBlock(kernels, block)
 
@@ -119,11 +131,7 @@ class CpuBlock:
 
     def can_run(self, x: Tensor, mask: Mask | None, state: Cache) -> bool:
         """True for one token of each row, without autograd, autocast and hooks."""
-        if torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"):
-            return False
-        if torch.compiler.is_compiling():
-            return False
-        if any(hooks.callbacks for hooks in self.hooks):
+        if not computes_only() or any(self.hooks):
             return False
         if type(state) is KeyValueCache:
             return x.shape[1] == 1
@@ -175,6 +183,73 @@ class CpuBlock:
 
     def feed_forward(self, x: Float[Tensor, "*n E"]) -> Float[Tensor, "*n E"]:
         return self.down(activate(self.up(x), self.activation))
+
+
+class CpuStack:
+    """The blocks of a stack in one call of the kernels: `Stack.run_blocks` of a decode step.
+
+    The calls around a block take longer than in a loop, since its weights push the interpreter's
+    data out of the caches.
+
+    Args:
+        stack: The stack.
+        blocks: All its blocks.
+    """
+
+    def __init__(self, stack: Stack, blocks: Sequence[CpuBlock]) -> None:
+        self.stack = stack
+        self.blocks = blocks
+        self.native = [block.native for block in blocks if block.native is not None]
+        self.hooks = [hooks for block in blocks for hooks in block.hooks]
+
+    def __call__(
+        self,
+        x: Float[Tensor, "B T E"],
+        *,
+        mask: Mask | None,
+        bias: Bias | None,
+        rotary: Float[Tensor, "2 #B 1 T D"] | None,
+        state: Cache,
+    ) -> Float[Tensor, "B T E"]:
+        if bias is None and self.can_run(x, mask, state):
+            return run_together(self.native, x, mask, rotary, state)
+
+        return Stack.run_blocks(self.stack, x, mask=mask, bias=bias, rotary=rotary, state=state)
+
+    def __reduce__(self) -> tuple[Callable[[Stack], Callable[..., Tensor]], tuple[Stack]]:
+        """A copy of a stack computes by itself, since this one knows the original's weights."""
+        return plain_run_blocks, (self.stack,)
+
+    def can_run(self, x: Tensor, mask: Mask | None, state: Cache) -> bool:
+        """True if every block can run in C, and all have the same position in the cache."""
+        if not computes_only() or any(self.hooks):
+            return False
+        if type(state) is KeyValueCache and state.depth != len(self.native):
+            return False
+        if not self.blocks[0].can_run(x, mask, state):
+            return False
+
+        rows = x.shape[:-1].numel()
+        return all(block.can_run(rows, mask, state) for block in self.native)
+
+
+def computes_only() -> bool:
+    """True without autograd, autocast and torch.compile."""
+    if torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"):
+        return False
+
+    return not torch.compiler.is_compiling()
+
+
+def hooks_of(block: Block) -> list[Mapping[Any, Any]]:
+    """The dictionaries of all hooks in a block, qkv's and PyTorch's; empty ones until some come."""
+    points = (block.hooks, block.attention.hooks, block.feed_forward.hooks)
+    return [*(hooks.callbacks for hooks in points), *forward_hooks(*block.modules())]
+
+
+def plain_run_blocks(stack: Stack) -> Callable[..., Tensor]:
+    """The stack's own method."""
+    return MethodType(Stack.run_blocks, stack)
 
 
 def plain_forward(block: Block) -> Callable[..., Tensor]:

@@ -1,10 +1,11 @@
-"""A decoder block for one token of each row on a CPU in one call of the compiled kernels.
+"""Decoder blocks for one token of each row on a CPU in one call of the compiled kernels.
 
 Of several rows in float32 only the attention is computed here: their products are faster in oneDNN.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -129,31 +130,41 @@ class NativeBlock:
         self, x: Float[Tensor, "*n E"], mask: Mask | None, rotary: Tensor | None, state: Cache
     ) -> Float[Tensor, "*n E"]:
         """The block's output for one token of each row."""
-        flat = x.reshape(-1, x.shape[-1]).contiguous()  # (B, E)
-        call = LayerCall(self.arguments, self.layer, flat, mask, rotary, state)
-        y = self.kernels.decode_block(self.arguments, call.arguments, flat)
-        call.finish()
-
-        return y.view(x.shape)
+        return run_together([self], x, mask, rotary, state)
 
     def attend(
         self, qkv: Float[Tensor, "*n Q"], mask: Mask | None, rotary: Tensor | None, state: Cache
     ) -> Float[Tensor, "*n X"]:
         """The heads of one token of each row, and its keys and values into the cache."""
         flat = qkv.reshape(-1, qkv.shape[-1]).contiguous()  # (B, (H + 2K) D)
-        call = LayerCall(self.arguments, self.layer, flat, mask, rotary, state)
-        heads = self.kernels.attend(self.arguments, call.arguments, flat)
+        call = LayerCall([self], flat, mask, rotary, state)
+        heads = self.kernels.attend(self.arguments, call.layers[0], flat)
         call.finish()
 
         return heads.view(*qkv.shape[:-1], -1)
 
 
+def run_together(
+    blocks: Sequence[NativeBlock],
+    x: Float[Tensor, "*n E"],
+    mask: Mask | None,
+    rotary: Tensor | None,
+    state: Cache,
+) -> Float[Tensor, "*n E"]:
+    """The output of blocks on top of each other for one token of each row, in one call."""
+    flat = x.reshape(-1, x.shape[-1]).contiguous()  # (B, E)
+    call = LayerCall(blocks, flat, mask, rotary, state)
+    y = blocks[0].kernels.decode_blocks(call.blocks, call.layers, flat)
+    call.finish()
+
+    return y.view(x.shape)
+
+
 class LayerCall:
-    """The cache, the angles and the mask of one layer in one step, as the kernels take them.
+    """The caches, the angles and the mask of some layers in one step, as the kernels take them.
 
     Args:
-        block: Sizes of the heads.
-        layer: Number of the layer.
+        blocks: Blocks of equal sizes.
         rows: One row for each sequence, whose number counts.
         mask: Which keys the new tokens may attend to.
         rotary: Angles of the new positions.
@@ -162,76 +173,87 @@ class LayerCall:
 
     def __init__(
         self,
-        block: BlockArguments,
-        layer: int,
+        blocks: Sequence[NativeBlock],
         rows: Float[Tensor, "B X"],
         mask: Mask | None,
         rotary: Tensor | None,
         state: Cache,
     ) -> None:
-        self.layer = layer
+        sizes = blocks[0].arguments
+        self.numbers = [block.layer for block in blocks]
         self.state = state
-        self.arguments = LayerArguments()
+        self.blocks = (BlockArguments * len(blocks))(*(block.arguments for block in blocks))
+        self.layers = (LayerArguments * len(blocks))()
         self.kept: list[Tensor] = []  # tensors whose addresses are in use
         if isinstance(state, PackedBatch):
             self.use_pages(state)
         else:
             assert isinstance(state, KeyValueCache)
-            self.use_rows(state, rows.new_empty(len(rows), block.K, 1, block.D))
+            self.use_rows(state, rows.new_empty(len(rows), sizes.K, 1, sizes.D))
 
         if rotary is not None:
-            self.use_angles(rotary.float().reshape(2, -1, block.D))
+            self.use_angles(rotary.float().reshape(2, -1, sizes.D))
         if mask is not None and type(mask) is not Causal:
             self.use_mask(mask, len(rows))
 
     def use_rows(self, cache: KeyValueCache, new: Float[Tensor, "B K 1 D"]) -> None:
         """A cache with a row for each sequence, all of the same length."""
-        position = cache.make_room(self.layer, new, new)
-        keys, values = cache.buffers[self.layer]
-        for buffer in (keys, values):
-            if buffer.dtype != torch.float32 or buffer.shape[1::2] != new.shape[1::2]:
-                raise ValueError(
-                    f"state: expected a cache of {new.shape[1]} float32 heads of width "
-                    f"{new.shape[3]}, not of {buffer.shape[1]} {buffer.dtype} heads of width "
-                    f"{buffer.shape[3]}"
-                )
+        for arguments, layer in zip(self.layers, self.numbers, strict=True):
+            position = cache.make_room(layer, new, new)
+            keys, values = cache.buffers[layer]
+            for buffer in (keys, values):
+                check_heads(buffer, new)
 
-        self.arguments.keys = keys.data_ptr()
-        self.arguments.values = values.data_ptr()
-        self.arguments.capacity = keys.shape[2]
-        self.arguments.longest = position + 1
+            arguments.keys = keys.data_ptr()
+            arguments.values = values.data_ptr()
+            arguments.capacity = keys.shape[2]
+            arguments.longest = position + 1
 
     def use_pages(self, batch: PackedBatch) -> None:
         """A paged cache, whose block table has the slots of the new tokens already."""
         (group,) = batch.groups
         table = batch.block_table
-        self.arguments.keys = batch.pages.keys[self.layer].data_ptr()
-        self.arguments.values = batch.pages.values[self.layer].data_ptr()
-        self.arguments.longest = group.longest
-        self.arguments.table = table.data_ptr()
-        self.arguments.table_rows = address(group.table_rows)
-        self.arguments.table_stride = table.shape[1]
-        self.arguments.lengths = address(group.lengths)
+        for arguments, layer in zip(self.layers, self.numbers, strict=True):
+            arguments.keys = batch.pages.keys[layer].data_ptr()
+            arguments.values = batch.pages.values[layer].data_ptr()
+            arguments.longest = group.longest
+            arguments.table = table.data_ptr()
+            arguments.table_rows = address(group.table_rows)
+            arguments.table_stride = table.shape[1]
+            arguments.lengths = address(group.lengths)
 
     def use_angles(self, rotary: Float[Tensor, "2 A D"]) -> None:
         """The cosines and sines of all rows, or of each."""
         rotary = rotary.contiguous()
         self.kept.append(rotary)
-        self.arguments.cos = rotary[0].data_ptr()
-        self.arguments.sin = rotary[1].data_ptr()
-        self.arguments.angle_stride = rotary.shape[2] if rotary.shape[1] > 1 else 0
+        for arguments in self.layers:
+            arguments.cos = rotary[0].data_ptr()
+            arguments.sin = rotary[1].data_ptr()
+            arguments.angle_stride = rotary.shape[2] if rotary.shape[1] > 1 else 0
 
     def use_mask(self, mask: Mask, rows: int) -> None:
         """The keys that each row may attend to."""
-        matrix = mask.materialise(1, self.arguments.longest, torch.device("cpu"))  # (#B, 1, 1, S)
+        longest = self.layers[0].longest
+        matrix = mask.materialise(1, longest, torch.device("cpu"))  # (#B, 1, 1, S)
         allowed = matrix[:, 0, 0].expand(rows, -1).bool().contiguous()
         self.kept.append(allowed)
-        self.arguments.allowed = allowed.data_ptr()
+        for arguments in self.layers:
+            arguments.allowed = allowed.data_ptr()
 
     def finish(self) -> None:
         """Count the new position, which the cache has now."""
         if isinstance(self.state, KeyValueCache):
-            self.state.lengths[self.layer] = self.arguments.longest
+            for arguments, layer in zip(self.layers, self.numbers, strict=True):
+                self.state.lengths[layer] = arguments.longest
+
+
+def check_heads(buffer: Float[Tensor, "B K S D"], new: Float[Tensor, "B K 1 D"]) -> None:
+    """Raise an error unless a cache has float32 heads of the block's sizes."""
+    if buffer.dtype != torch.float32 or buffer.shape[1::2] != new.shape[1::2]:
+        raise ValueError(
+            f"state: expected a cache of {new.shape[1]} float32 heads of width {new.shape[3]}, "
+            f"not of {buffer.shape[1]} {buffer.dtype} heads of width {buffer.shape[3]}"
+        )
 
 
 def product_of(layer: Linear) -> Product:

@@ -9,6 +9,7 @@
    K key-value heads, D head width, S positions. */
 
 #include <math.h>
+#include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -21,6 +22,9 @@
 enum { PANEL = 32 };     /* rows of the matrix that are multiplied together */
 enum { GROUP = 32 };     /* columns of an int4 matrix that share a step and a center */
 enum { LARGEST = 32767 }; /* the largest whole number of a rounded row */
+enum { SECTION = 512 };  /* columns whose products an int32 can sum, in int8 */
+enum { ACTIVATED = 2048 }; /* numbers that a thread activates at a time */
+enum { MANY_ROWS = 128 }; /* rows of x that share an unpacked section of a panel */
 
 enum { FLOAT32, INT8, INT4 };
 enum { NO_NORM, LAYER_NORM, RMS_NORM };
@@ -73,6 +77,8 @@ typedef struct Task {
     int64_t count, chunk, next;
 } Task;
 
+enum { LEAST_WORK = 1 << 15 }; /* multiplications that are worth another thread */
+
 static void take_parts(void *data) {
     Task *task = data;
     for (;;) {
@@ -82,20 +88,23 @@ static void take_parts(void *data) {
     }
 }
 
-static void for_each(const Processor *processor, int64_t count, int64_t chunk, const void *data,
-                     void (*run)(const Task *, int64_t, int64_t)) {
+/* Run all parts, which have about `work` multiplications in all. */
+static void for_each(const Processor *processor, int64_t count, int64_t chunk, int64_t work,
+                     const void *data, void (*run)(const Task *, int64_t, int64_t)) {
     Task task = {run, data, count, chunk, 0};
     int64_t threads = MIN(processor->threads, (count + chunk - 1) / chunk);
+    threads = MIN(threads, work / LEAST_WORK);
     if (threads > 1)
         processor->parallel(take_parts, &task, (unsigned)threads, 0);
     else
         run(&task, 0, count);
 }
 
-/* Rows of x, rounded to whole numbers: x = unit * number. */
+/* Rows of x, rounded to whole numbers: x = unit * power * number. */
 typedef struct {
     int16_t *numbers; /* (M, W): E filled up with zeros to a multiple of 32 */
     float *units;     /* (M,) */
+    float *powers;    /* (M,): 1, or a power of two that would make the unit of a tiny row inexact */
     float *sums;      /* (M, W / 32): the sum of the numbers of each group */
 } Rows;
 
@@ -108,6 +117,20 @@ typedef struct {
     float *normalised; /* (M, E) if there is a norm */
 } Multiplication;
 
+/* Some columns of a panel as pairs of 16-bit numbers, in the order of a tile of two vectors, and the
+   steps and zeros of their groups in int4. */
+typedef struct {
+    int16_t numbers[PANEL * SECTION] __attribute__((aligned(64)));
+    float steps[PANEL * SECTION / GROUP], zeros[PANEL * SECTION / GROUP];
+} Section;
+
+typedef struct {
+    const float *x;
+    float *y;
+    int64_t count;
+    int32_t kind;
+} Activation;
+
 typedef struct {
     const Block *block;
     const Layer *layer;
@@ -115,6 +138,12 @@ typedef struct {
     float *heads;     /* (B, H D) */
     float *scratch;   /* (B, K, longest + D) */
 } Attention;
+
+/* The first part of `count` rows, all parts having about the same size, at most `most`. */
+static int64_t even_part(int64_t count, int64_t most) {
+    const int64_t parts = (count + most - 1) / most;
+    return (count + parts - 1) / parts;
+}
 
 static int64_t round_up(int64_t n, int64_t size) { return (n + size - 1) / size * size; }
 
@@ -148,21 +177,7 @@ INLINE float exponential(float x) {
     memcpy(&bits, &p, sizeof bits);
     bits += exponent << 23;
     memcpy(&p, &bits, sizeof p);
-    return x == x ? p : x; /* NaN stays NaN */
-}
-
-INLINE float activated(float x, int kind) {
-    switch (kind) {
-    case RELU: return x < 0 ? 0 : x; /* NaN stays NaN */
-    case RELU2: return x < 0 ? 0 : x * x;
-    case GELU: return 0.5f * x * (1 + erff(x * 0.70710678f));
-    case GELU_TANH: {
-        float u = 0.7978845608f * (x + 0.044715f * x * x * x);
-        return x - x / (1 + exponential(2 * u)); /* (1 + tanh u) / 2 = 1 - 1 / (1 + e^2u) */
-    }
-    case SILU: return x / (1 + exponential(-x));
-    default: return x;
-    }
+    return p + (x - x); /* NaN stays NaN; without a branch, which would not be vectorised */
 }
 
 INLINE __attribute__((target("avx2,fma"))) float sum_of_8(__m256 v) {
@@ -174,9 +189,9 @@ INLINE __attribute__((target("avx2,fma"))) float sum_of_8(__m256 v) {
 #define TARGET __attribute__((target("avx2,fma")))
 #define NAME(name) name##_avx2
 #define LANES 8
-#define TILE 5
-/* Products one after the other: gcc computes all first, and runs out of the 16 registers. */
-#define IN_ORDER(v) __asm__ volatile("" : "+x"(v))
+#define TILE 6
+#define UNPACK_FROM 12
+#define IN_MEMORY(sums) do { if ((sums) > 5) __asm__ volatile("" ::: "memory"); } while (0)
 #define WIDE_ROWS 2
 #define VI __m256i
 #define VF __m256
@@ -185,7 +200,15 @@ INLINE __attribute__((target("avx2,fma"))) float sum_of_8(__m256 v) {
 #define WIDEN_BFLOAT(p) \
     _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const void *)(p))), 16))
 #define NIBBLES(v) _mm256_and_si256(_mm256_or_si256(v, _mm256_slli_epi32(v, 12)), _mm256_set1_epi32(0xf000f))
-#define DOT(sum, a, b) _mm256_add_epi32(sum, _mm256_madd_epi16(a, b))
+/* Products one after the other, into the register of their sum: gcc computes all of them first, runs
+   out of the 16 registers, and copies every sum. */
+#define ADD_DOT(sum, a, b) \
+    do { \
+        __m256i product = _mm256_madd_epi16(a, b); \
+        __asm__ volatile("vpaddd %1, %0, %0" : "+x"(sum) : "x"(product)); \
+    } while (0)
+#define LOAD_WHOLE(p) _mm256_loadu_si256((const void *)(p))
+#define STORE_WHOLE(p, v) _mm256_storeu_si256((void *)(p), v)
 #define ALL(i) _mm256_set1_epi32(i)
 #define ALL_FLOAT(x) _mm256_set1_ps(x)
 #define ZERO _mm256_setzero_si256()
@@ -193,6 +216,10 @@ INLINE __attribute__((target("avx2,fma"))) float sum_of_8(__m256 v) {
 #define TO_FLOAT(v) _mm256_cvtepi32_ps(v)
 #define MULTIPLY_ADD(a, b, c) _mm256_fmadd_ps(a, b, c)
 #define ADD(a, b) _mm256_add_ps(a, b)
+#define SMALLER(a, b) _mm256_min_ps(a, b) /* b if one is NaN */
+#define LARGER(a, b) _mm256_max_ps(a, b)
+#define TIMES_POWER(x, n) \
+    _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(x), _mm256_slli_epi32(_mm256_castps_si256(n), 23)))
 #define LOAD(p) _mm256_loadu_ps(p)
 #define STORE(p, v) _mm256_storeu_ps(p, v)
 #define SUM(v) sum_of_8(v)
@@ -202,7 +229,8 @@ INLINE __attribute__((target("avx2,fma"))) float sum_of_8(__m256 v) {
 #define NAME(name) name##_avx512
 #define LANES 16
 #define TILE 6
-#define IN_ORDER(v)
+#define UNPACK_FROM INT64_MAX
+#define IN_MEMORY(sums)
 #define WIDE_ROWS 6
 #define VI __m512i
 #define VF __m512
@@ -212,7 +240,9 @@ INLINE __attribute__((target("avx2,fma"))) float sum_of_8(__m256 v) {
     _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const void *)(p))), 16))
 #define NIBBLES(v) \
     _mm512_ternarylogic_epi32(v, _mm512_slli_epi32(v, 12), _mm512_set1_epi32(0xf000f), 0xa8)
-#define DOT(sum, a, b) _mm512_dpwssd_epi32(sum, a, b)
+#define ADD_DOT(sum, a, b) sum = _mm512_dpwssd_epi32(sum, a, b)
+#define LOAD_WHOLE(p) _mm512_loadu_si512((const void *)(p))
+#define STORE_WHOLE(p, v) _mm512_storeu_si512((void *)(p), v)
 #define ALL(i) _mm512_set1_epi32(i)
 #define ALL_FLOAT(x) _mm512_set1_ps(x)
 #define ZERO _mm512_setzero_si512()
@@ -220,6 +250,10 @@ INLINE __attribute__((target("avx2,fma"))) float sum_of_8(__m256 v) {
 #define TO_FLOAT(v) _mm512_cvtepi32_ps(v)
 #define MULTIPLY_ADD(a, b, c) _mm512_fmadd_ps(a, b, c)
 #define ADD(a, b) _mm512_add_ps(a, b)
+#define SMALLER(a, b) _mm512_min_ps(a, b) /* b if one is NaN */
+#define LARGER(a, b) _mm512_max_ps(a, b)
+#define TIMES_POWER(x, n) \
+    _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(x), _mm512_slli_epi32(_mm512_castps_si512(n), 23)))
 #define LOAD(p) _mm512_loadu_ps(p)
 #define STORE(p, v) _mm512_storeu_ps(p, v)
 #define SUM(v) _mm512_reduce_add_ps(v)
@@ -240,13 +274,14 @@ EXPORT int multiply(const Processor *processor, const Product *product, int64_t 
     Multiplication m = {product, x, residual, output, M, round_up(product->E, GROUP), {0}, 0};
     int64_t normalised = product->norm == NO_NORM ? 0 : M * product->E;
     int64_t sums = M * (m.W / GROUP);
-    float *memory = malloc((normalised + sums + M) * sizeof(float) + M * m.W * sizeof(int16_t));
+    float *memory = malloc((normalised + sums + 2 * M) * sizeof(float) + M * m.W * sizeof(int16_t));
     if (!memory) return 1;
 
     m.normalised = memory;
     m.rows.sums = memory + normalised;
     m.rows.units = m.rows.sums + sums;
-    m.rows.numbers = (int16_t *)(m.rows.units + M);
+    m.rows.powers = m.rows.units + M;
+    m.rows.numbers = (int16_t *)(m.rows.powers + M);
     if (processor->wide)
         multiply_avx512(processor, &m);
     else
@@ -262,13 +297,15 @@ EXPORT int attend(const Processor *processor, const Block *block, const Layer *l
     if (!scratch) return 1;
 
     Attention attention = {block, layer, qkv, heads, scratch};
-    for_each(processor, B * block->K, 1, &attention, processor->wide ? attend_avx512 : attend_avx2);
+    const int64_t work = 2 * B * block->H * block->D * layer->longest;
+    for_each(processor, B * block->K, 1, work, &attention,
+             processor->wide ? attend_avx512 : attend_avx2);
     free(scratch);
     return 0;
 }
 
 /* A block for one token of each of B rows; x (B, E) becomes its output. */
-EXPORT int decode_block(const Processor *processor, const Block *block, const Layer *layer, int64_t B,
+static int decode_block(const Processor *processor, const Block *block, const Layer *layer, int64_t B,
                         float *x) {
     int64_t heads = block->H * block->D;
     int64_t projected = heads + 2 * block->K * block->D;
@@ -285,13 +322,60 @@ EXPORT int decode_block(const Processor *processor, const Block *block, const La
     return failed;
 }
 
+/* Blocks on top of each other for one token of each of B rows; x (B, E) becomes their output. */
+EXPORT int decode_blocks(const Processor *processor, const Block *blocks, const Layer *layers,
+                         int64_t count, int64_t B, float *x) {
+    for (int64_t i = 0; i < count; i++)
+        if (decode_block(processor, blocks + i, layers + i, B, x)) return 1;
+    return 0;
+}
+
+/* y = activation(x) of as many numbers; y may be x. */
+EXPORT void activate(const Processor *processor, int32_t kind, int64_t count, const float *x, float *y) {
+    const Activation activation = {x, y, count, kind};
+    const int64_t parts = (count + ACTIVATED - 1) / ACTIVATED;
+    for_each(processor, parts, 1, 8 * count, &activation,
+             processor->wide ? activate_avx512 : activate_avx2);
+}
+
 #else
 
 EXPORT int instruction_set(void) { return 0; }
 
 #endif
 
-/* Bytes of all structures: those of another version of this file differ from native_library.py's. */
-EXPORT int structure_bytes(void) {
-    return sizeof(Product) + sizeof(Block) + sizeof(Layer) + sizeof(Processor);
+/* A file that was compiled from another source: native_library.py compares the number of its
+   functions' meaning and of the memory orders, and the place of every field. */
+EXPORT const int32_t version = 2;
+
+typedef struct {
+    const char *name;
+    int64_t offset, size;
+} Field;
+
+#define FIELD(type, name) {#type "." #name, offsetof(type, name), sizeof(((type *)0)->name)}
+#define WHOLE(type) {#type, 0, sizeof(type)}
+EXPORT const Field structure_fields[] = {
+    FIELD(Product, N), FIELD(Product, E), FIELD(Product, format), FIELD(Product, norm),
+    FIELD(Product, activation), FIELD(Product, epsilon), FIELD(Product, gain), FIELD(Product, shift),
+    FIELD(Product, weight), FIELD(Product, scale), FIELD(Product, groups), FIELD(Product, bias),
+    WHOLE(Product),
+    FIELD(Block, qkv), FIELD(Block, output), FIELD(Block, up), FIELD(Block, down), FIELD(Block, H),
+    FIELD(Block, K), FIELD(Block, D), WHOLE(Block),
+    FIELD(Layer, keys), FIELD(Layer, values), FIELD(Layer, capacity), FIELD(Layer, longest),
+    FIELD(Layer, table), FIELD(Layer, table_rows), FIELD(Layer, table_stride), FIELD(Layer, lengths),
+    FIELD(Layer, cos), FIELD(Layer, sin), FIELD(Layer, angle_stride), FIELD(Layer, allowed),
+    WHOLE(Layer),
+    FIELD(Processor, parallel), FIELD(Processor, threads), FIELD(Processor, wide), WHOLE(Processor),
+    {NULL, 0, 0},
+};
+
+/* Python takes this file for a module because of its name, and asks this function for it. */
+extern __attribute__((weak)) void *PyExc_ImportError;
+extern __attribute__((weak)) void PyErr_SetString(void *, const char *);
+EXPORT void *PyInit_decode_kernels(void) {
+    if (PyErr_SetString)
+        PyErr_SetString(PyExc_ImportError, "qkv.nn.native.decode_kernels has kernels in C and is not a "
+                                           "Python module; qkv.nn.native.native_library loads it");
+    return NULL;
 }

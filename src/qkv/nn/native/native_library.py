@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import os
 import sysconfig
-from ctypes import POINTER, Structure, byref, c_float, c_int32, c_int64, c_void_p
+from ctypes import POINTER, Array, Structure, byref, c_char_p, c_float, c_int32, c_int64, c_void_p
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ LAYER_NORM = 1
 RMS_NORM = 2
 PANEL = 32  # rows of a matrix that are multiplied together
 AVX512 = 2  # of instruction_set()
+VERSION = 2  # of decode_kernels.c: the meaning of its functions, and the memory orders
 
 
 class Product(Structure):
@@ -85,7 +86,21 @@ class Processor(Structure):
     _fields_ = (("parallel", c_void_p), ("threads", c_int32), ("wide", c_int32))
 
 
-STRUCTURES = (Product, BlockArguments, LayerArguments, Processor)
+STRUCTURES = {
+    "Product": Product,
+    "Block": BlockArguments,
+    "Layer": LayerArguments,
+    "Processor": Processor,
+}
+"""The structures by their names in decode_kernels.c."""
+Layout = dict[str, tuple[int, int]]
+"""The offset and the size of every field, by the names of its structure and its own."""
+
+
+class Field(Structure):
+    """An entry of `structure_fields` in decode_kernels.c; the last one has no name."""
+
+    _fields_ = (("name", c_char_p), ("offset", c_int64), ("size", c_int64))
 
 
 class NativeLibrary:
@@ -95,15 +110,18 @@ class NativeLibrary:
         path: The compiled file.
         parallel: Address of GOMP_parallel in the OpenMP library that PyTorch uses, whose threads
             would compete with those of another one.
+
+    Raises:
+        OSError: If the file cannot be loaded, or was compiled from another version of its source.
     """
 
     def __init__(self, path: Path, parallel: int) -> None:
         functions: Any = ctypes.CDLL(str(path))
         self.parallel = parallel
-        self.instruction_set: int = functions.instruction_set()
-        if functions.structure_bytes() != sum(map(ctypes.sizeof, STRUCTURES)):
+        if compiled_version(functions) != VERSION or compiled_layout(functions) != own_layout():
             raise OSError(f"{path.name} was compiled from another version of its source")
 
+        self.instruction_set: int = functions.instruction_set()
         self.processors: dict[tuple[int, bool], Processor] = {}
         if self.instruction_set == 0:
             return
@@ -117,10 +135,14 @@ class NativeLibrary:
             POINTER(Processor), POINTER(BlockArguments), POINTER(LayerArguments),
             c_int64, c_void_p, c_void_p,
         )  # fmt: skip
-        self.run_block = functions.decode_block
-        self.run_block.argtypes = (
-            POINTER(Processor), POINTER(BlockArguments), POINTER(LayerArguments), c_int64, c_void_p,
+        self.run_blocks = functions.decode_blocks
+        self.run_blocks.argtypes = (
+            POINTER(Processor), POINTER(BlockArguments), POINTER(LayerArguments),
+            c_int64, c_int64, c_void_p,
         )  # fmt: skip
+        self.run_activate = functions.activate
+        self.run_activate.argtypes = (POINTER(Processor), c_int32, c_int64, c_void_p, c_void_p)
+        self.run_activate.restype = None
 
     def processor(self) -> Processor:
         """As many threads and as wide vectors as PyTorch would use now."""
@@ -156,15 +178,60 @@ class NativeLibrary:
 
         return heads
 
-    def decode_block(self, block: BlockArguments, layer: LayerArguments, x: Tensor) -> Tensor:
-        """The output of a block for contiguous float32 rows (B, E), one token of each sequence."""
+    def decode_blocks(
+        self, blocks: Array[BlockArguments], layers: Array[LayerArguments], x: Tensor
+    ) -> Tensor:
+        """The output of blocks on top of each other for contiguous float32 rows (B, E).
+
+        Each row is one token of a sequence; the layers are those of the blocks.
+        """
         y = x.clone()
-        if self.run_block(
-            byref(self.processor()), byref(block), byref(layer), len(x), y.data_ptr()
-        ):
+        failed = self.run_blocks(
+            byref(self.processor()), blocks, layers, len(blocks), len(x), y.data_ptr()
+        )
+        if failed:
             raise MemoryError(f"no memory for a decode step of {len(x)} sequences")
 
         return y
+
+    def activate(self, x: Tensor, kind: int) -> Tensor:
+        """An activation (a value of `gemv.ACTIVATIONS`) of contiguous float32 numbers."""
+        y = torch.empty_like(x)
+        self.run_activate(byref(self.processor()), kind, x.numel(), x.data_ptr(), y.data_ptr())
+        return y
+
+
+def compiled_version(functions: Any) -> int | None:
+    """The version that a compiled file says it has."""
+    try:
+        return c_int32.in_dll(functions, "version").value
+    except ValueError:  # it has no such name
+        return None
+
+
+def compiled_layout(functions: Any) -> Layout:
+    """Where the fields of a compiled file's structures are."""
+    layout: Layout = {}
+    fields = ctypes.pointer(Field.in_dll(functions, "structure_fields"))
+    number = 0
+    while fields[number].name is not None:
+        field = fields[number]
+        layout[field.name.decode()] = (field.offset, field.size)
+        number += 1
+
+    return layout
+
+
+def own_layout() -> Layout:
+    """Where the fields of the structures above are."""
+    layout: Layout = {}
+    for name, structure in STRUCTURES.items():
+        layout[name] = (0, ctypes.sizeof(structure))
+        for field, *_ in structure._fields_:
+            descriptor = getattr(structure, field)
+            layout[f"{name}.{field}"] = (descriptor.offset, descriptor.size)
+
+    return layout
 
 
 @lru_cache(maxsize=1)
@@ -192,6 +259,16 @@ def openmp_parallel() -> int:
     assert address is not None
 
     return address
+
+
+def in_memory(x: Tensor) -> bool:
+    """True for contiguous float32 numbers in a CPU's memory, and no transform that traces calls."""
+    if type(x) is not Tensor or not x.is_cpu or x.dtype != torch.float32:
+        return False  # a subclass may have no memory
+    if torch.compiler.is_compiling() or torch.jit.is_tracing():
+        return False
+
+    return x.is_contiguous() and not torch._C._are_functorch_transforms_active()
 
 
 def plain_vector(vector: Tensor | None, size: int) -> bool:

@@ -6,88 +6,142 @@
 #define VECTORS (PANEL / LANES)
 #define UNROLL _Pragma("GCC unroll 8")
 
-/* R rows times a panel of int8. An int32 holds 512 products of a 16-bit and an 8-bit number. */
-INLINE TARGET void NAME(tile_int8)(const int R, const int C, const Multiplication *m, int64_t panel,
-                                   int64_t first, int64_t start, float *y) {
-    const int8_t *weight = (const int8_t *)m->product->weight + panel * m->W * PANEL;
-    const int16_t *numbers = m->rows.numbers + first * m->W;
-    VF total[TILE][VECTORS];
-    UNROLL for (int r = 0; r < R; r++)
-        UNROLL for (int c = 0; c < C; c++) total[r][c] = ZERO_FLOAT;
+/* Columns e and e + 1 of LANES rows of a panel, from its row `start` on, as pairs of 16 bits. */
+INLINE TARGET VI NAME(weights_at)(const int format, const void *panel, int64_t e, int64_t start) {
+    const int64_t pair = e / 2 * PANEL + start;
+    if (format == INT8) return WIDEN_INT8((const int8_t *)panel + 2 * pair);
 
-    for (int64_t begin = 0; begin < m->W; begin += 512) {
-        VI sum[TILE][VECTORS];
-        UNROLL for (int r = 0; r < R; r++)
-            UNROLL for (int c = 0; c < C; c++) sum[r][c] = ZERO;
-
-        for (int64_t e = begin; e < MIN(begin + 512, m->W); e += 2) {
-            VI w[VECTORS];
-            UNROLL for (int c = 0; c < C; c++)
-                w[c] = WIDEN_INT8(weight + e * PANEL + 2 * (start + LANES * c));
-            UNROLL for (int r = 0; r < R; r++) {
-                VI pair = ALL(pair_at(numbers + r * m->W + e));
-                UNROLL for (int c = 0; c < C; c++) {
-                    sum[r][c] = DOT(sum[r][c], w[c], pair);
-                    IN_ORDER(sum[r][c]);
-                }
-            }
-        }
-
-        UNROLL for (int r = 0; r < R; r++)
-            UNROLL for (int c = 0; c < C; c++) total[r][c] = ADD(total[r][c], TO_FLOAT(sum[r][c]));
-    }
-
-    const float *scale = m->product->scale + panel * PANEL + start;
-    UNROLL for (int r = 0; r < R; r++)
-        UNROLL for (int c = 0; c < C; c++)
-            STORE(y + r * PANEL + start + c * LANES, total[r][c] * LOAD(scale + c * LANES));
+    VI bytes = WIDEN_BYTES((const uint8_t *)panel + pair);
+    return NIBBLES(bytes);
 }
 
-/* R rows times a panel of int4: weight = center + step * (number - 8) in groups of 32 columns. */
-INLINE TARGET void NAME(tile_int4)(const int R, const int C, const Multiplication *m, int64_t panel,
-                                   int64_t first, int64_t start, float *y) {
-    const int64_t G = m->W / GROUP;
-    const uint8_t *weight = (const uint8_t *)m->product->weight + panel * m->W / 2 * PANEL;
-    const uint16_t *groups = m->product->groups + panel * G * 2 * PANEL;
-    const int16_t *numbers = m->rows.numbers + first * m->W;
-    const float *sums = m->rows.sums + first * G;
-    VF total[TILE][VECTORS];
-    UNROLL for (int r = 0; r < R; r++)
-        UNROLL for (int c = 0; c < C; c++) total[r][c] = ZERO_FLOAT;
+/* A panel of int8 or int4 in memory. */
+INLINE const void *NAME(panel_of)(const Multiplication *m, int64_t panel) {
+    const int64_t numbers = panel * m->W * PANEL;
+    return (const int8_t *)m->product->weight + (m->product->format == INT8 ? numbers : numbers / 2);
+}
 
-    for (int64_t g = 0; g < G; g++) {
+/* The steps of a group of columns, and the weights of number 0: center - 8 * step. */
+INLINE TARGET void NAME(group_at)(const Multiplication *m, int64_t panel, int64_t e, int64_t start,
+                                  VF *step, VF *zero) {
+    const uint16_t *group = m->product->groups + (panel * m->W + e) / GROUP * 2 * PANEL + start;
+    *step = WIDEN_BFLOAT(group);
+    *zero = MULTIPLY_ADD(ALL_FLOAT(-8.0f), *step, WIDEN_BFLOAT(group + PANEL));
+}
+
+/* Some columns of a panel in the order in which many rows read them. */
+INLINE TARGET void NAME(unpack)(const int format, const Multiplication *m, int64_t panel, int64_t begin,
+                                int64_t end, Section *section) {
+    const void *weight = NAME(panel_of)(m, panel);
+    int16_t *numbers = section->numbers;
+    for (int64_t start = 0; start < PANEL; start += 2 * LANES)
+        for (int64_t e = begin; e < end; e += 2)
+            UNROLL for (int c = 0; c < 2; c++, numbers += 2 * LANES)
+                STORE_WHOLE(numbers, NAME(weights_at)(format, weight, e, start + c * LANES));
+
+    if (format != INT4) return;
+    for (int64_t e = begin; e < end; e += GROUP)
+        for (int64_t start = 0; start < PANEL; start += LANES) {
+            VF step, zero;
+            NAME(group_at)(m, panel, e, start, &step, &zero);
+            STORE(section->steps + (e - begin) / GROUP * PANEL + start, step);
+            STORE(section->zeros + (e - begin) / GROUP * PANEL + start, zero);
+        }
+}
+
+/* Add to y what R rows of x times C vectors of a panel give in the columns from `begin` to `end`, at
+   most SECTION: an int32 holds 512 products of a 16-bit and an 8-bit number. In int4 the weight is
+   center + step * (number - 8) in groups of 32 columns. Without `section` the panel is unpacked on
+   the way; the sums are the same, in the same order. */
+INLINE TARGET void NAME(tile_whole)(const int R, const int C, const int format, const Section *section,
+                                    const Multiplication *m, int64_t panel, int64_t first,
+                                    int64_t start, int64_t begin, int64_t end, float *y) {
+    const void *weight = NAME(panel_of)(m, panel);
+    const int16_t *numbers = m->rows.numbers + first * m->W;
+    const int64_t G = m->W / GROUP;
+    const float *sums = m->rows.sums + first * G + begin / GROUP;
+    const float *steps = section ? section->steps + start : NULL;
+    const int64_t size = format == INT4 ? GROUP : end - begin;
+    const int16_t *unpacked = section ? section->numbers + start * (end - begin) : NULL;
+    for (int64_t part = begin; part < end; part += size) {
         VI sum[TILE][VECTORS];
         UNROLL for (int r = 0; r < R; r++)
             UNROLL for (int c = 0; c < C; c++) sum[r][c] = ZERO;
 
-        UNROLL for (int64_t e = g * GROUP; e < (g + 1) * GROUP; e += 2) {
+        for (int64_t e = part; e < part + size; e += 2) {
             VI w[VECTORS];
-            UNROLL for (int c = 0; c < C; c++) {
-                VI bytes = WIDEN_BYTES(weight + e / 2 * PANEL + start + LANES * c);
-                w[c] = NIBBLES(bytes);
-            }
+            UNROLL for (int c = 0; c < C; c++)
+                w[c] = section ? LOAD_WHOLE(unpacked + 2 * LANES * c)
+                               : NAME(weights_at)(format, weight, e, start + LANES * c);
+            unpacked += section ? 2 * LANES * C : 0;
             UNROLL for (int r = 0; r < R; r++) {
                 VI pair = ALL(pair_at(numbers + r * m->W + e));
-                UNROLL for (int c = 0; c < C; c++) {
-                    sum[r][c] = DOT(sum[r][c], w[c], pair);
-                    IN_ORDER(sum[r][c]);
-                }
+                UNROLL for (int c = 0; c < C; c++) ADD_DOT(sum[r][c], w[c], pair);
             }
         }
 
-        UNROLL for (int c = 0; c < C; c++) {
-            VF step = WIDEN_BFLOAT(groups + g * 2 * PANEL + start + LANES * c);
-            VF center = WIDEN_BFLOAT(groups + (g * 2 + 1) * PANEL + start + LANES * c);
-            VF zero = MULTIPLY_ADD(ALL_FLOAT(-8.0f), step, center); /* the weight of number 0 */
-            UNROLL for (int r = 0; r < R; r++) {
-                total[r][c] = MULTIPLY_ADD(step, TO_FLOAT(sum[r][c]), total[r][c]);
-                total[r][c] = MULTIPLY_ADD(zero, ALL_FLOAT(sums[r * G + g]), total[r][c]);
+        VF step[VECTORS], zero[VECTORS];
+        UNROLL for (int c = 0; format == INT4 && c < C; c++) {
+            if (section) {
+                step[c] = LOAD(steps + LANES * c);
+                zero[c] = LOAD(steps + (section->zeros - section->steps) + LANES * c);
+            } else
+                NAME(group_at)(m, panel, part, start + LANES * c, &step[c], &zero[c]);
+        }
+        UNROLL for (int r = 0; r < R; r++) {
+            const VF numbers_sum = format == INT4 ? ALL_FLOAT(sums[r * G]) : ZERO_FLOAT;
+            UNROLL for (int c = 0; c < C; c++) {
+                float *target = y + r * PANEL + start + c * LANES;
+                VF total = LOAD(target), product = TO_FLOAT(sum[r][c]);
+                if (format == INT4) {
+                    total = MULTIPLY_ADD(step[c], product, total);
+                    total = MULTIPLY_ADD(zero[c], numbers_sum, total);
+                } else
+                    total = ADD(total, product);
+                STORE(target, total);
             }
         }
+        steps += section ? PANEL : 0;
+        sums++;
+        IN_MEMORY(R * C); /* not y in registers that the sums need */
     }
+}
 
-    UNROLL for (int r = 0; r < R; r++)
-        UNROLL for (int c = 0; c < C; c++) STORE(y + r * PANEL + start + c * LANES, total[r][c]);
+/* Many rows times a panel: a section is unpacked once, and stays in the cache for all of them. */
+INLINE TARGET void NAME(many_rows)(const int format, const Multiplication *m, int64_t panel,
+                                   int64_t first, int64_t count, float *y) {
+    Section section;
+    for (int64_t begin = 0; begin < m->W; begin += SECTION) {
+        const int64_t end = MIN(begin + SECTION, m->W);
+        NAME(unpack)(format, m, panel, begin, end, &section);
+        for (int64_t start = 0; start < PANEL; start += 2 * LANES)
+            for (int64_t row = 0, R; row < count; row += R) {
+                R = even_part(count - row, TILE);
+#define WITH(rows) \
+    case rows: \
+        NAME(tile_whole)(rows, 2, format, &section, m, panel, first + row, start, begin, end, \
+                         y + row * PANEL); \
+        break;
+                switch (R) { WITH(1) WITH(2) WITH(3) WITH(4) WITH(5) WITH(6) }
+#undef WITH
+            }
+    }
+}
+
+/* Up to TILE rows times a panel. */
+INLINE TARGET void NAME(few_rows)(const int format, const Multiplication *m, int64_t panel,
+                                  int64_t first, int64_t count, float *y) {
+#define WITH(rows, vectors) \
+    case rows: \
+        for (int64_t start = 0; start < PANEL; start += vectors * LANES) \
+            for (int64_t begin = 0; begin < m->W; begin += SECTION) \
+                NAME(tile_whole)(rows, vectors, format, NULL, m, panel, first, start, begin, \
+                                 MIN(begin + SECTION, m->W), y); \
+        break;
+    switch (count) {
+        WITH(1, VECTORS) WITH(2, VECTORS) WITH(3, 2) WITH(4, 2) WITH(5, 2) WITH(6, 2)
+    }
+#undef WITH
 }
 
 /* R rows times up to 32 rows of a float32 matrix, I of them together. */
@@ -124,29 +178,87 @@ INLINE TARGET void NAME(tile_float)(const int R, const int I, const Multiplicati
     }
 }
 
-INLINE TARGET void NAME(tile)(const Multiplication *m, int64_t panel, int64_t first, int R, float *y) {
-#define WITH(rows, vectors) \
-    case rows: \
-        if (m->product->format == FLOAT32) { \
-            NAME(tile_float)(rows, rows <= WIDE_ROWS ? 4 : 2, m, panel, first, y); \
-            break; \
-        } \
-        for (int64_t start = 0; start < PANEL; start += vectors * LANES) { \
-            if (m->product->format == INT8) NAME(tile_int8)(rows, vectors, m, panel, first, start, y); \
-            else NAME(tile_int4)(rows, vectors, m, panel, first, start, y); \
-        } \
-        break;
-    switch (R) {
-        WITH(1, VECTORS)
-        WITH(2, VECTORS)
-        WITH(3, 2)
-        WITH(4, 2)
-        WITH(5, 2)
-#if TILE > 5
-        WITH(6, 2)
-#endif
-    }
+/* Rows of x times a panel, before scale, unit, bias and activation. */
+INLINE TARGET void NAME(panel_product)(const Multiplication *m, int64_t panel, int64_t first,
+                                       int64_t count, float *y) {
+    memset(y, 0, count * PANEL * sizeof(float));
+    const int format = m->product->format;
+    if (m->M >= UNPACK_FROM && format == INT8)
+        NAME(many_rows)(INT8, m, panel, first, count, y);
+    else if (m->M >= UNPACK_FROM && format == INT4)
+        NAME(many_rows)(INT4, m, panel, first, count, y);
+    else if (format == INT8)
+        NAME(few_rows)(INT8, m, panel, first, count, y);
+    else if (format == INT4)
+        NAME(few_rows)(INT4, m, panel, first, count, y);
+    else {
+#define WITH(rows) \
+    case rows: NAME(tile_float)(rows, rows <= WIDE_ROWS ? 4 : 2, m, panel, first, y); break;
+        switch (count) { WITH(1) WITH(2) WITH(3) WITH(4) WITH(5) WITH(6) }
 #undef WITH
+    }
+
+    if (format != INT8) return;
+    const float *scale = m->product->scale + panel * PANEL;
+    for (int64_t row = 0; row < count; row++)
+        UNROLL for (int i = 0; i < PANEL; i++) y[row * PANEL + i] *= scale[i];
+}
+
+/* e^x as `exponential` computes it, of a vector. */
+INLINE TARGET VF NAME(exponentials)(VF x) {
+    x = LARGER(ALL_FLOAT(-87.3f), SMALLER(ALL_FLOAT(88.0f), x));
+    const VF shifted = MULTIPLY_ADD(x, ALL_FLOAT(1.44269504f), ALL_FLOAT(12582912.0f));
+    const VF n = shifted - ALL_FLOAT(12582912.0f);
+    VF r = MULTIPLY_ADD(n, ALL_FLOAT(-0.693359375f), x);
+    r = MULTIPLY_ADD(n, ALL_FLOAT(2.12194440e-4f), r);
+    VF p = MULTIPLY_ADD(r, ALL_FLOAT(0.00138888889f), ALL_FLOAT(0.00833333333f));
+    p = MULTIPLY_ADD(r, p, ALL_FLOAT(0.0416666667f));
+    p = MULTIPLY_ADD(r, p, ALL_FLOAT(0.166666667f));
+    p = MULTIPLY_ADD(r, p, ALL_FLOAT(0.5f));
+    p = MULTIPLY_ADD(r, p, ALL_FLOAT(1.0f));
+    p = MULTIPLY_ADD(r, p, ALL_FLOAT(1.0f));
+    return TIMES_POWER(p, shifted) + (x - x); /* NaN stays NaN */
+}
+
+INLINE TARGET VF NAME(activated)(VF x, const int kind) {
+    if (kind == RELU) return LARGER(ZERO_FLOAT, x); /* NaN stays NaN */
+    if (kind == RELU2) return LARGER(ZERO_FLOAT, x) * LARGER(ZERO_FLOAT, x);
+
+    VF argument = x; /* SiLU: x / (1 + e^-x) */
+    if (kind == GELU_TANH) { /* x (1 + tanh u) / 2 = x / (1 + e^-2u) */
+        VF cubic = MULTIPLY_ADD(x * x, ALL_FLOAT(0.0713548163f), ALL_FLOAT(1.5957691216f));
+        argument = x * cubic;
+    }
+    return x / (ALL_FLOAT(1.0f) + NAME(exponentials)(ZERO_FLOAT - argument));
+}
+
+/* activation(x) of as many numbers; y may be x. */
+INLINE TARGET void NAME(activate_all)(int kind, int64_t count, const float *x, float *y) {
+    if (kind == GELU) {
+        for (int64_t i = 0; i < count; i++) y[i] = 0.5f * x[i] * (1 + erff(x[i] * 0.70710678f));
+        return;
+    }
+
+    for (int64_t i = 0; i < count; i += LANES) {
+        float part[LANES] = {0};
+        const int64_t size = MIN(LANES, count - i);
+        if (size < LANES) memcpy(part, x + i, size * sizeof(float));
+        VF v = LOAD(size < LANES ? part : x + i);
+        switch (kind) {
+        case RELU: v = NAME(activated)(v, RELU); break;
+        case RELU2: v = NAME(activated)(v, RELU2); break;
+        case GELU_TANH: v = NAME(activated)(v, GELU_TANH); break;
+        case SILU: v = NAME(activated)(v, SILU); break;
+        }
+        STORE(size < LANES ? part : y + i, v);
+        if (size < LANES) memcpy(y + i, part, size * sizeof(float));
+    }
+}
+
+static TARGET void NAME(activate)(const Task *task, int64_t begin, int64_t end) {
+    const Activation *a = task->data;
+    const int64_t first = begin * ACTIVATED, last = MIN(end * ACTIVATED, a->count);
+    NAME(activate_all)(a->kind, last - first, a->x + first, a->y + first);
 }
 
 /* y times the row's unit, bias, activation and residual. */
@@ -157,44 +269,42 @@ INLINE TARGET void NAME(finish)(const Multiplication *m, int64_t panel, int64_t 
     const int64_t n = panel * PANEL;
     const int64_t count = MIN(PANEL, outputs - n);
     const float unit = p->format == FLOAT32 ? 1 : m->rows.units[row];
+    const float power = p->format == FLOAT32 ? 1 : m->rows.powers[row];
     float *output = m->output + row * outputs + n;
-    float result[PANEL];
 
 #define EACH _Pragma("omp simd") for (int i = 0; i < PANEL; i++)
-    EACH y[i] *= unit;
+    EACH y[i] = y[i] * unit * power;
     if (p->bias)
         for (int64_t i = 0; i < count; i++) y[i] += p->bias[n + i];
 
     if (p->activation == SWIGLU) {
-        EACH gated[i] *= unit;
+        EACH gated[i] = gated[i] * unit * power;
         if (p->bias)
             for (int64_t i = 0; i < count; i++) gated[i] += p->bias[outputs + n + i];
-        EACH result[i] = activated(y[i], SILU) * gated[i];
-    } else if (p->activation == GELU_TANH) {
-        EACH result[i] = activated(y[i], GELU_TANH);
-    } else if (p->activation == SILU) {
-        EACH result[i] = activated(y[i], SILU);
-    } else {
-        for (int i = 0; i < PANEL; i++) result[i] = activated(y[i], p->activation);
-    }
+        NAME(activate_all)(SILU, PANEL, y, y);
+        EACH y[i] *= gated[i];
+    } else if (p->activation != NONE)
+        NAME(activate_all)(p->activation, PANEL, y, y);
 #undef EACH
 
     if (m->residual)
-        for (int64_t i = 0; i < count; i++) output[i] = result[i] + m->residual[row * outputs + n + i];
+        for (int64_t i = 0; i < count; i++) output[i] = y[i] + m->residual[row * outputs + n + i];
     else
-        memcpy(output, result, count * sizeof(float));
+        memcpy(output, y, count * sizeof(float));
 }
 
 static TARGET void NAME(panels)(const Task *task, int64_t begin, int64_t end) {
     const Multiplication *m = task->data;
     const Product *p = m->product;
-    float y[TILE * PANEL] = {0}, gated[TILE * PANEL] = {0};
+    const int64_t block = p->format != FLOAT32 && m->M >= UNPACK_FROM ? MANY_ROWS : TILE;
+    float y[MANY_ROWS * PANEL], gated[MANY_ROWS * PANEL];
     for (int64_t panel = begin; panel < end; panel++)
-        for (int64_t first = 0; first < m->M; first += TILE) {
-            int R = (int)MIN(TILE, m->M - first);
-            NAME(tile)(m, panel, first, R, y);
-            if (p->activation == SWIGLU) NAME(tile)(m, panel + p->N / 2 / PANEL, first, R, gated);
-            for (int r = 0; r < R; r++)
+        for (int64_t first = 0, R; first < m->M; first += R) {
+            R = even_part(m->M - first, block);
+            NAME(panel_product)(m, panel, first, R, y);
+            if (p->activation == SWIGLU)
+                NAME(panel_product)(m, panel + p->N / 2 / PANEL, first, R, gated);
+            for (int64_t r = 0; r < R; r++)
                 NAME(finish)(m, panel, first + r, y + r * PANEL, gated + r * PANEL);
         }
 }
@@ -231,12 +341,15 @@ INLINE TARGET void NAME(round_row)(const Multiplication *m, int64_t row, const f
     float most;
     memcpy(&most, &largest, sizeof most);
     const int finite = largest < 0x7f800000;
-    most = finite && most > 1e-30f ? most : 1e-30f;
+    const int tiny = most < 1e-30f; /* the factor might overflow, and the unit be subnormal */
+    const float enlarge = tiny ? 0x1p96f : 1;
+    most = finite && most > 0 ? most * enlarge : 1;
     const float factor = finite ? LARGEST / most : 0;
     m->rows.units[row] = finite ? most / LARGEST : NAN;
+    m->rows.powers[row] = tiny ? 0x1p-96f : 1;
 
     for (int64_t e = 0; e < E; e++) {
-        float scaled = finite ? x[e] * factor : 0;
+        float scaled = finite ? x[e] * enlarge * factor : 0;
         numbers[e] = (int16_t)(int32_t)(scaled + 12582912.0f - 12582912.0f);
     }
     for (int64_t e = E; e < m->W; e++) numbers[e] = 0;
@@ -265,12 +378,13 @@ static TARGET void NAME(prepare_rows)(const Task *task, int64_t begin, int64_t e
 
 static TARGET void NAME(multiply)(const Processor *processor, Multiplication *m) {
     const Product *p = m->product;
-    for_each(processor, m->M, m->M < 8 ? 8 : 4, m, NAME(prepare_rows));
+    if (p->norm != NO_NORM || p->format != FLOAT32)
+        for_each(processor, m->M, m->M < 8 ? 8 : 4, 8 * m->M * p->E, m, NAME(prepare_rows));
 
     const int64_t outputs = p->activation == SWIGLU ? p->N / 2 : p->N;
     const int64_t count = round_up(outputs, PANEL) / PANEL;
     const int64_t chunk = count / (8 * processor->threads);
-    for_each(processor, count, chunk > 0 ? chunk : 1, m, NAME(panels));
+    for_each(processor, count, chunk > 0 ? chunk : 1, m->M * p->N * p->E, m, NAME(panels));
 }
 
 /* Rotary positions: rotate a head by its angles. */
@@ -352,7 +466,10 @@ static TARGET void NAME(attend)(const Task *task, int64_t begin, int64_t end) {
 #undef LANES
 #undef TILE
 #undef WIDE_ROWS
-#undef IN_ORDER
+#undef UNPACK_FROM
+#undef IN_MEMORY
+#undef LOAD_WHOLE
+#undef STORE_WHOLE
 #undef SUM
 #undef VI
 #undef VF
@@ -360,7 +477,7 @@ static TARGET void NAME(attend)(const Task *task, int64_t begin, int64_t end) {
 #undef WIDEN_BYTES
 #undef WIDEN_BFLOAT
 #undef NIBBLES
-#undef DOT
+#undef ADD_DOT
 #undef ALL
 #undef ALL_FLOAT
 #undef ZERO
@@ -368,5 +485,8 @@ static TARGET void NAME(attend)(const Task *task, int64_t begin, int64_t end) {
 #undef TO_FLOAT
 #undef MULTIPLY_ADD
 #undef ADD
+#undef SMALLER
+#undef LARGER
+#undef TIMES_POWER
 #undef LOAD
 #undef STORE

@@ -18,7 +18,6 @@ from qkv.generation.prefill import next_logits
 from qkv.models import int4, int8
 from qkv.models.variants.quantize import int4_matrix, int8_matrix
 from qkv.nn.decode.cpu_block import CpuBlocks
-from qkv.nn.decode.native_block import NativeBlock
 from qkv.nn.linear.frozen_matrix import quantized_activations
 from qkv.nn.linear.int4 import Int4Matrix
 from qkv.nn.linear.int8 import Int8Matrix
@@ -81,7 +80,7 @@ def test_a_product_is_wrong_by_at_most_half_a_unit_of_16_bits(
     matrix = kind(torch.randn(*shape))
     weights = matrix.dequantised().double()
     bias = torch.randn(shape[0])
-    for rows in range(1, 14):
+    for rows in (*range(1, 14), 31, 128, 131):
         x = torch.randn(rows, shape[1]) * torch.rand(rows, 1) * 100
         with torch.no_grad(), quantized_activations():
             error = matrix.linear(x, bias) - (x.double() @ weights.T + bias)
@@ -93,21 +92,23 @@ def test_a_product_is_wrong_by_at_most_half_a_unit_of_16_bits(
 def test_the_largest_numbers_do_not_overflow(kind: Any, instructions: str) -> None:
     for sign in (1.0, -1.0):
         matrix = kind(torch.full((40, 4096), 3.0))
-        x = torch.full((7, 4096), sign * 5.0)
-        with torch.no_grad(), quantized_activations():
-            products = matrix.linear(x)
+        for rows in (7, 64):
+            x = torch.full((rows, 4096), sign * 5.0)
+            with torch.no_grad(), quantized_activations():
+                products = matrix.linear(x)
 
-        assert_close(products, torch.full((7, 40), sign * 3 * 5 * 4096), rtol=1e-3, atol=0)
+            expected = torch.full((rows, 40), sign * 3 * 5 * 4096)
+            assert_close(products, expected, rtol=1e-3, atol=0)
 
 
 @pytest.mark.parametrize("kind", FEW_BITS)
 def test_a_row_has_the_same_bits_alone_and_in_a_batch(kind: Any, instructions: str) -> None:
-    matrix = kind(torch.randn(100, 200))
-    x = torch.randn(14, 200)
+    matrix = kind(torch.randn(100, 1100))
+    x = torch.randn(140, 1100)
     with torch.no_grad(), quantized_activations():
         together = matrix.linear(x)
-        assert torch.equal(torch.cat([matrix.linear(row) for row in x.split(1)]), together)
-        assert torch.equal(torch.cat([matrix.linear(part) for part in x.split(3)]), together)
+        for size in (1, 3, 6, 14, 60):
+            assert torch.equal(torch.cat([matrix.linear(part) for part in x.split(size)]), together)
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
@@ -175,9 +176,14 @@ def logits_of_steps(model: Any, ids: Tensor) -> Tensor:
 def test_decode_steps_equal_float64(
     kind: str, quantize: Any, instructions: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    runs = []
-    run = NativeBlock.run
-    monkeypatch.setattr(NativeBlock, "run", lambda *args: runs.append(1) or run(*args))
+    runs: list[int] = []
+    run = NativeLibrary.decode_blocks
+
+    def counted(self: NativeLibrary, blocks: Any, *args: Any) -> Tensor:
+        runs.extend([1] * len(blocks))
+        return run(self, blocks, *args)
+
+    monkeypatch.setattr(NativeLibrary, "decode_blocks", counted)
     model = gpt(**GPT_KINDS[kind] | {"hidden": 64}).float().eval()
     small = model if quantize is None else quantize(model)
     ids = words(2 if quantize is None else 3, 9)
