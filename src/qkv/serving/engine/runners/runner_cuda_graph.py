@@ -104,7 +104,16 @@ class StepGraphs:
         if self.table.ablated[batch.slots].any():
             return False
 
-        return not any(points.callbacks for points in self.hook_points) and not any(self.hooks)
+        return not self.hooked()
+
+    def hooked(self) -> bool:
+        """Whether any part of the model has a hook."""
+        return any(points.callbacks for points in self.hook_points) or any(self.hooks)
+
+    def memory_pool(self) -> Any:
+        """The memory of all graphs, one of which runs at a time."""
+        self.pool = self.pool or torch.cuda.graph_pool_handle()
+        return self.pool
 
     def warm_up(self, max_sequences: int) -> None:
         """Capture the graphs of short sequences for all batch sizes in use."""
@@ -149,9 +158,8 @@ class StepGraphs:
         self.inputs.zero_()
         self.inputs[2] = self.padding_slot
         step = partial(self.step, size, parts * PART)
-        self.pool = self.pool or torch.cuda.graph_pool_handle()
         with installed(plain_parts(self.model)):
-            self.captured[size, parts] = CudaGraph(step, [self.inputs], pool=self.pool)
+            self.captured[size, parts] = CudaGraph(step, [self.inputs], pool=self.memory_pool())
 
         return self.captured[size, parts]
 
