@@ -18,7 +18,7 @@ from qkv.data.batches.padding import pad_rows
 from qkv.generation.generation_batch import GenerationBatch, Steps
 from qkv.generation.kernels.finish_step import StepCounters, token_memory
 from qkv.generation.prefill import next_logits
-from qkv.generation.prefill_cuda_graph import PrefillGraphs
+from qkv.generation.prompt_cuda_graph import PromptGraphs
 from qkv.generation.sampling_params import on_device, process_logits, sample_tokens
 from qkv.models.model import Model
 from qkv.nn.cache import KeyValueCache, StaticCache
@@ -161,7 +161,7 @@ class DecodeGraph:
         # Kept alive, because the graph knows it only by its address.
         self.forbidden = on_device(self.params.forbidden, device)
         self.capture(model)
-        self.prefills = PrefillGraphs(key.capacity, self.empty)
+        self.prefills = PromptGraphs(key.capacity, self.empty)
 
     def capture(self, model: Model) -> None:
         """Capture a few steps at a position from which all steps are alike."""

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from qkv.generation import decode_cuda_graph, generate, prefill_cuda_graph, stream
+from qkv.generation import decode_cuda_graph, generate, prompt_cuda_graph, stream
 from qkv.models import GPT, GPTConfig
 
 SMALL: dict[str, Any] = {"vocabulary": 60, "context": 128, "width": 32, "depth": 2, "heads": 2}
@@ -44,7 +44,7 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     event = SimpleNamespace(synchronize=lambda: None)
     monkeypatch.setattr(decode_cuda_graph, "steps_are_alike", lambda model: True)
     monkeypatch.setattr(decode_cuda_graph, "CudaGraph", RunSteps)
-    monkeypatch.setattr(prefill_cuda_graph, "CudaGraph", RunSteps)
+    monkeypatch.setattr(prompt_cuda_graph, "CudaGraph", RunSteps)
     monkeypatch.setattr(decode_cuda_graph, "recorded_event", lambda: event)
 
 
@@ -106,7 +106,7 @@ def test_long_prompts_and_prompts_of_several_lengths_are_not_captured(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     model = model_of()
-    monkeypatch.setattr(prefill_cuda_graph, "MOST", 2 * 32)
+    monkeypatch.setattr(prompt_cuda_graph, "MOST", 2 * 32)
     for prompts in ([[3] * 33, [4] * 33], [[3] * 20, [4] * 21]):
         for _ in range(3):
             actual = generate(model, prompts, length=60, seed=1)

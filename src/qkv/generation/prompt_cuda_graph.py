@@ -55,7 +55,7 @@ class PromptGraph:
         return self.graph.replay()
 
 
-class PrefillGraphs:
+class PromptGraphs:
     """The graphs for one cache, by number and padded length of the prompts.
 
     A graph is captured when such prompts come for the second time: a capture takes as long as
