@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.modules.module import register_module_forward_hook
 from torch.testing import assert_close
 
 from qkv.generation import generate
@@ -15,6 +16,7 @@ from qkv.generation.prefill import next_logits
 from qkv.models import int4, int8
 from qkv.nn.decode import cpu_block
 from qkv.nn.decode.cpu_block import CpuBlock, CpuBlocks
+from qkv.nn.feed_forward import FeedForward
 from qkv.nn.hooks import add_hook
 from qkv.nn.linear.onednn import prepacking
 from qkv.nn.lora import AdapterConfig, attach_adapters
@@ -135,6 +137,49 @@ def test_a_hook_changes_the_output(runs: list[int]) -> None:
         assert_close(changed, step_logits(model, ids, None, fast=False), rtol=1e-4, atol=1e-4)
 
     assert (changed - without).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("part", ["", ".attention", ".attention.output", ".feed_forward_residual"])
+def test_hooks_of_pytorch_that_come_later_are_called(part: str, runs: list[int]) -> None:
+    model = small()
+    ids = words(2, 6)
+    state = model.start()
+    blocks = CpuBlocks(model)
+    seen: list[Any] = []
+    with blocks.installed():
+        next_logits(model, ids[:, :3], state)
+        next_logits(model, ids[:, 3:4], state)
+        assert runs == [0, 1]
+
+        module = model.get_submodule(f"stack.blocks.1{part}")
+        hook = module.register_forward_hook(lambda *_: seen.append(1))
+        next_logits(model, ids[:, 4:5], state)
+        assert len(seen) == 1
+        assert runs == [0, 1, 0]
+
+        hook.remove()
+        next_logits(model, ids[:, 5:6], state)
+
+    assert len(seen) == 1
+    assert runs == [0, 1, 0, 0, 1]
+
+
+def test_hooks_of_all_modules_are_called(runs: list[int]) -> None:
+    model = small()
+    ids = words(1, 4)
+    state = model.start()
+    blocks = CpuBlocks(model)
+    next_logits(model, ids[:, :3], state)
+    seen: list[Any] = []
+    hook = register_module_forward_hook(lambda module, *_: seen.append(type(module)))
+    try:
+        with blocks.installed():
+            next_logits(model, ids[:, 3:], state)
+    finally:
+        hook.remove()
+
+    assert FeedForward in seen
+    assert not runs
 
 
 def test_what_is_changed_keeps_its_modules() -> None:

@@ -237,8 +237,7 @@ def own_layout() -> Layout:
 @lru_cache(maxsize=1)
 def library() -> NativeLibrary | None:
     """The compiled kernels, or None where they cannot be used."""
-    suffix = sysconfig.get_config_var("EXT_SUFFIX") or ".so"
-    path = Path(__file__).with_name(f"decode_kernels{suffix}")
+    path = compiled_file()
     if not path.exists() or os.environ.get("QKV_NATIVE") == "0":
         return None
     if torch.backends.cpu.get_cpu_capability() == "DEFAULT":
@@ -250,6 +249,12 @@ def library() -> NativeLibrary | None:
         return None
 
     return loaded if loaded.instruction_set else None
+
+
+def compiled_file() -> Path:
+    """Where installing the package puts the compiled kernels."""
+    suffix = sysconfig.get_config_var("EXT_SUFFIX") or ".so"
+    return Path(__file__).with_name(f"decode_kernels{suffix}")
 
 
 def openmp_parallel() -> int:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import platform
 from collections.abc import Iterator
 from copy import deepcopy
+from ctypes import CFUNCTYPE, c_uint, c_void_p
+from importlib import import_module
 from typing import Any
 
 import pytest
@@ -18,13 +21,22 @@ from qkv.generation.prefill import next_logits
 from qkv.models import int4, int8
 from qkv.models.variants.quantize import int4_matrix, int8_matrix
 from qkv.nn.decode.cpu_block import CpuBlocks
+from qkv.nn.feed_forward import activate, gelu_tanh
 from qkv.nn.linear.frozen_matrix import quantized_activations
+from qkv.nn.linear.gemv import ACTIVATIONS
 from qkv.nn.linear.int4 import Int4Matrix
 from qkv.nn.linear.int8 import Int8Matrix
 from qkv.nn.linear.linear import linear
 from qkv.nn.linear.panel_matrix import Int4Panels, Int8Panels
 from qkv.nn.native import native_library
-from qkv.nn.native.native_library import AVX512, NativeLibrary, openmp_parallel
+from qkv.nn.native.native_library import (
+    AVX512,
+    NativeLibrary,
+    Processor,
+    Product,
+    float_product,
+    openmp_parallel,
+)
 from support.families import GPT_KINDS, gpt, words
 from support.rounded_weights import with_rounded_weights
 
@@ -125,6 +137,68 @@ def test_a_row_that_is_not_finite_makes_nan_and_the_others_stay(
 
     assert after[1].isnan().all()
     assert torch.equal(after[[0, 2]], before[[0, 2]])
+
+
+@pytest.mark.parametrize("size", [1e-20, 1e-31, 1e-34, 1e-37, 1e-40])
+@pytest.mark.parametrize("kind", FEW_BITS)
+def test_tiny_rows_keep_16_bits(kind: Any, size: float, instructions: str) -> None:
+    matrix = kind(torch.randn(40, 50))
+    weights = matrix.dequantised().double()
+    x = torch.randn(13, 50).double().mul(size).float()
+    subnormal = 2.0**-149
+    with torch.no_grad(), quantized_activations():
+        error = matrix.linear(x) - x.double() @ weights.T
+
+    unit = x.abs().amax(-1, keepdim=True).double() / 32767
+    sizes = x.abs().double() @ weights.abs().T
+    assert (error.abs() <= unit * 0.51 * weights.abs().sum(1) + 1e-5 * sizes + subnormal).all()
+
+
+@pytest.mark.parametrize("kind", FEW_BITS)
+def test_a_row_of_zeros_gives_zeros(kind: Any, instructions: str) -> None:
+    with torch.no_grad(), quantized_activations():
+        assert torch.equal(kind(torch.randn(40, 50)).linear(torch.zeros(3, 50)), torch.zeros(3, 40))
+
+
+def test_small_products_start_no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernels = compiled()
+    started: list[int] = []
+
+    @CFUNCTYPE(None, CFUNCTYPE(None, c_void_p), c_void_p, c_uint, c_uint)
+    def parallel(run: Any, data: Any, threads: int, flags: int) -> None:
+        started.append(threads)
+        run(data)  # one thread takes all parts
+
+    processor = Processor(ctypes.cast(parallel, c_void_p), 8, 0)
+    monkeypatch.setattr(kernels, "processor", lambda: processor)
+    for shape, threads in [((64, 64), []), ((320, 320), [3]), ((2048, 768), [8])]:
+        weight = torch.randn(*shape)
+        x = torch.randn(1, shape[1])
+        products = kernels.multiply(float_product(weight, None), x, shape[0])
+        assert started == threads
+        assert_close(products, x @ weight.T, rtol=1e-4, atol=1e-4)
+        del started[:]
+
+
+@pytest.mark.parametrize("kind", ["relu", "gelu", "gelu_tanh", "silu", "relu2"])
+@pytest.mark.parametrize("count", [1, 7, 16, 5000])
+def test_activations_equal_float64(kind: Any, count: int, instructions: str, threads: int) -> None:
+    x = torch.randn(count) * 4
+    y = compiled().activate(x, ACTIVATIONS[kind])
+    assert_close(y.double(), activate(x.double(), kind), rtol=1e-5, atol=1e-6)
+    x[count // 2] = torch.nan
+    y = compiled().activate(x, ACTIVATIONS[kind])
+    assert torch.equal(y.isnan(), x.isnan())
+
+
+def test_gelu_with_a_gradient_is_pytorchs() -> None:
+    x = torch.randn(3, 5, requires_grad=True)
+    gelu_tanh(x).sum().backward()
+    expected = x.detach().requires_grad_()
+    torch.nn.functional.gelu(expected, approximate="tanh").sum().backward()
+    assert torch.equal(x.grad, expected.grad)
+    with torch.no_grad():
+        assert_close(gelu_tanh(x.T), gelu_tanh(x).T)
 
 
 def test_both_ways_to_keep_a_matrix_have_the_same_weights() -> None:
@@ -288,6 +362,31 @@ def test_matrices_in_panels_work_without_the_kernels(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(native_library, "library", lambda: None)
     with torch.no_grad(), quantized_activations():
         assert_close(matrix.linear(x), x @ matrix.dequantised().T)
+
+
+def test_a_file_of_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled()
+    path = native_library.compiled_file()
+    with monkeypatch.context() as patch:
+        patch.setattr(native_library, "VERSION", native_library.VERSION + 1)
+        with pytest.raises(OSError, match="another version"):
+            NativeLibrary(path, openmp_parallel())
+
+    # Two fields of the same type in another order leave every size as it is.
+    fields = list(Product._fields_)
+    gain, shift = (number for number, (name, _) in enumerate(fields) if name in ("gain", "shift"))
+    fields[gain], fields[shift] = fields[shift], fields[gain]
+    swapped = type("Product", (ctypes.Structure,), {"_fields_": tuple(fields)})
+    assert ctypes.sizeof(swapped) == ctypes.sizeof(Product)
+    monkeypatch.setitem(native_library.STRUCTURES, "Product", swapped)
+    with pytest.raises(OSError, match="another version"):
+        NativeLibrary(path, openmp_parallel())
+
+
+def test_the_compiled_file_says_that_it_is_no_module() -> None:
+    compiled()
+    with pytest.raises(ImportError, match="is not a Python module"):
+        import_module("qkv.nn.native.decode_kernels")
 
 
 def test_pytorch_has_the_threads() -> None:
