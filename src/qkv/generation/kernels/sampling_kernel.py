@@ -51,8 +51,8 @@ PART = 4096
 """Tokens of the vocabulary that a program reads at once."""
 GROUP = 64
 """Tokens of which the largest logit and the sum are kept."""
-EACH = 8
-"""Consecutive tokens that a thread reads; 16 bytes of 16-bit logits."""
+READ = 16
+"""Bytes of consecutive tokens that a thread reads at once, if they are aligned."""
 FEW = 1024
 """Candidates that are sampled from soonest."""
 CANDIDATES = 4096
@@ -64,7 +64,7 @@ CHUNKS = 32
 PROGRAMS = 1024
 """Programs that collect candidates of all rows, while there are fewer rows."""
 SCAN = 2048
-"""Tokens that the last kernel reads at once, if it must read the whole row."""
+"""Tokens that the last kernel reads at once, if it must read the whole row; divides PART."""
 REDUCE_WARPS = 8
 COLLECT_WARPS = 4
 SAMPLE_WARPS = 8
@@ -146,10 +146,11 @@ def sample_rows(
     filtering = not same or row_filters.leaves_out
     memory = CandidateMemory.create(logits, filtering)
     next_row = logits.stride(0) if B > 1 else 0  # a single row is as aligned as the tensor
-    aligned = next_row % 16 == 0 and logits.data_ptr() % 16 == 0
+    aligned = next_row % READ == 0 and logits.data_ptr() % READ == 0
+    each = READ // logits.element_size()
     reduce_groups[(B, parts)](
         logits, table, reduced, row_filters.temperature, V, next_row,
-        SAME=same, IS_ALIGNED=aligned, PART=PART, GROUP=GROUP, EACH=EACH,
+        SAME=same, IS_ALIGNED=aligned, PART=PART, GROUP=GROUP, EACH=each,
         num_warps=REDUCE_WARPS, **launch_options(),
     )  # fmt: skip
     if filtering:
@@ -157,14 +158,14 @@ def sample_rows(
             logits, table, reduced, *memory.tensors, *row_filters,
             V, next_row, table.stride(0), groups, memory.span, memory.room,
             SAME=same, IS_ALIGNED=aligned, IS_LISTED=memory.span > TILE // GROUP,
-            TILE=TILE, GROUP=GROUP, EACH=EACH, GROUPS=triton.next_power_of_2(groups),
+            TILE=TILE, GROUP=GROUP, EACH=each, GROUPS=triton.next_power_of_2(groups),
             FEW=FEW, CANDIDATES=CANDIDATES, num_warps=COLLECT_WARPS, **launch_options(),
         )  # fmt: skip
 
     sample_row[(B,)](
         logits, table, uniform, reduced, *memory.tensors, tokens, *row_filters,
         V, next_row, table.stride(0), uniform.stride(0), groups, memory.chunks, memory.room,
-        SAME=same, FILTERING=filtering, SCAN=SCAN, GROUP=GROUP, EACH=EACH,
+        SAME=same, FILTERING=filtering, SCAN=SCAN, GROUP=GROUP, EACH=each,
         GROUPS=triton.next_power_of_2(groups), CHUNKS=CHUNKS, FEW=FEW, CANDIDATES=CANDIDATES,
         LANES=32 * SAMPLE_WARPS, num_warps=SAMPLE_WARPS, maxnreg=SAMPLE_REGISTERS,
         **launch_options(),
@@ -372,4 +373,4 @@ if triton is not None:
                 temperature, low, high, ties, min_p, u, GROUP, GROUPS,
             )  # fmt: skip
 
-        tl.store(tokens + b, token.to(tl.int64))
+        tl.store(tokens + b, token)
