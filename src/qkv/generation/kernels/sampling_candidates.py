@@ -33,39 +33,53 @@ if triton is not None:
         return a1 + b1, a2 + b2, tl.minimum(low, other_low)
 
     @triton.jit
-    def least_mass(group_top, weight, mass, t, rest):  # type: ignore[no-untyped-def]
-        """What each group has above t at least, if its tokens below t have `rest` together."""
-        return tl.where(group_top >= t, tl.maximum(weight, mass - rest), 0.0)
+    def least_above(  # type: ignore[no-untyped-def]
+        group_top, weight, mass, t, top, scale, others, share
+    ):
+        """What each group has above the logit t at least: mass, or tokens times `share` above 0.
+
+        A group has n tokens above t of at most the weight of its likeliest, and others below t.
+        """
+        below = weights(t, top, scale)
+        if share > 0:
+            count = ((1 - 1e-5) * mass - others * below) / tl.maximum(weight - below, 1e-37)
+            least = tl.maximum(share * count, 1.0)
+        else:
+            least = tl.maximum(mass - others * below, weight)
+
+        return tl.where(group_top >= t, least, 0.0)
 
     @triton.jit
     def bound_reaching(  # type: ignore[no-untyped-def]
-        group_top, weight, mass, low, start, reached, top, scale, by_count, goal, others, near
+        group_top, weight, mass, low, start, top, scale, goal, others, share, near
     ):
-        """A logit that groups reach, and hardly more, whose sum is the goal; `low` without one.
+        """A logit above which the groups have the goal, and hardly more; `low` without one.
 
         Args:
-            weight: What the likeliest token of each group has, 1 to count groups.
-            mass: What each group has as a whole, 0 to count groups.
-            start: The smallest logit of the search, at least `low`.
-            reached: The number of groups that reach it.
-            others: Each group has at most the mass of this many tokens at the bound below it.
+            group_top: The largest logit of each group.
+            weight: Its weight.
+            mass: The weight of the group.
+            low: The result if the search, which begins at `start`, does not find one.
+            others: How many tokens with the weight of the bound a group may have below it.
+            share: 0 for a mass; otherwise each token counts as much as this, a group at least 1.
             near: The search ends when the interval is shorter, or when the count is that near.
         """
         bound = low
         high = top
+        reached = float("inf")
         beyond = 0.0
         rounds = 0
         while (
             (rounds < ROUNDS)
             & (start < high)
-            & (tl.where(by_count, reached - goal, high - start) > near)
+            & (tl.where(share > 0, reached - goal, high - start) > near)
         ):
             t1 = 0.75 * start + 0.25 * high
             t2 = 0.5 * start + 0.5 * high
             t3 = 0.25 * start + 0.75 * high
-            one = least_mass(group_top, weight, mass, t1, others * weights(t1, top, scale))
-            two = least_mass(group_top, weight, mass, t2, others * weights(t2, top, scale))
-            three = least_mass(group_top, weight, mass, t3, others * weights(t3, top, scale))
+            one = least_above(group_top, weight, mass, t1, top, scale, others, share)
+            two = least_above(group_top, weight, mass, t2, top, scale, others, share)
+            three = least_above(group_top, weight, mass, t3, top, scale, others, share)
             sum1, sum2, sum3 = tl.reduce((one, two, three), 0, add_three)
             start, high, reached, beyond = quarter(
                 start, high, reached, beyond, goal, t1, t2, t3, sum1, sum2, sum3
@@ -78,16 +92,58 @@ if triton is not None:
         return bound
 
     @triton.jit
+    def bound_by_count(  # type: ignore[no-untyped-def]
+        group_top, weight, mass, groups, V, top, scale, low, smallest, top_k, GROUP: tl.constexpr
+    ):
+        """A bound that k tokens reach; for large k one that they seem to reach."""
+        all_groups = 1.0 * V / GROUP
+        wanted = top_k
+        if top_k > 0.5 * all_groups:
+            # Fewer groups have as many tokens, if these are spread over all groups alike
+            wanted = all_groups * (1 - tl.exp2(-1.15 * LOG2_E * top_k / all_groups))
+
+        start = smallest
+        if wanted > all_groups - 2:
+            start = top  # nearly all groups say little: all tokens
+        elif groups >= wanted:
+            low = smallest
+
+        return bound_reaching(
+            group_top, weight, mass, low, start, top, scale, wanted, 1.0 * GROUP,
+            wanted / top_k, 0.1 * wanted + 4,
+        )  # fmt: skip
+
+    @triton.jit
+    def bound_by_mass(  # type: ignore[no-untyped-def]
+        group_top, weight, mass, V, top, temperature, scale, low, smallest, goal,
+        GROUP: tl.constexpr, CANDIDATES: tl.constexpr,
+    ):  # fmt: skip
+        """A bound above which the mass is the goal, at first for certain.
+
+        If that seems to give more candidates than there is room for, by how many groups reach the
+        bound, then one with less mass below it; whether that was too little shows at the end.
+        """
+        all_groups = 1.0 * V / GROUP
+        most = all_groups * (1 - tl.exp2(-0.8 * LOG2_E * CANDIDATES / all_groups))
+        others = 2.0 * GROUP
+        reaching = most + 1
+        bound = low
+        while (reaching > most) & (others > 4):
+            others *= 0.5
+            bound = bound_reaching(
+                group_top, weight, mass, low, smallest, top, scale, goal, others, 0.0,
+                0.05 * temperature,
+            )  # fmt: skip
+            reaching = tl.sum(tl.where(group_top >= bound, 1.0, 0.0), 0)
+
+        return bound
+
+    @triton.jit
     def bound_of(  # type: ignore[no-untyped-def]
         group_top, group_sum, V, top, temperature, top_k, top_p, min_p,
         GROUP: tl.constexpr, FEW: tl.constexpr, CANDIDATES: tl.constexpr,
     ):  # fmt: skip
-        """The bound of the candidates, the mass of the row, and whether all are among them.
-
-        For top-k as many groups reach the bound as are wanted. For top-p the mass above it is
-        estimated, at first so that it is there for certain, and if that seems to give too many
-        candidates, with less caution; the last kernel sees whether there are enough.
-        """
+        """The bound of the candidates, the mass of the row, and whether they are surely enough."""
         scale = LOG2_E / temperature
         low = top - REACH * temperature
         weight = weights(group_top, top, scale)
@@ -104,35 +160,16 @@ if triton is not None:
         )
 
         bound = low
-        by_count = top_k > 0
-        if (V > FEW) & (by_count | (top_p < 1)):
-            # Fewer groups have as many tokens, if these are spread over all groups alike
-            all_groups = 1.0 * V / GROUP
-            wanted = top_k
-            if top_k > 0.5 * all_groups:
-                wanted = all_groups * (1 - tl.exp2(-1.15 * LOG2_E * top_k / all_groups))
-            if wanted > all_groups - 2:
-                wanted = 1.0 * V  # nearly all groups say little: all tokens
-
-            goal = tl.where(by_count, wanted, top_p * total)
-            near = tl.where(by_count, 0.1 * wanted + 4, 0.05 * temperature)
-            lowest = tl.where(by_count & (groups >= wanted), smallest, low)
-            start = tl.where(by_count & (groups < wanted), top, smallest)
-            weight = tl.where(by_count, 1.0, weight)
-            mass = tl.where(by_count, 0.0, mass)
-            most = all_groups * (1 - tl.exp2(-0.8 * LOG2_E * CANDIDATES / all_groups))
-
-            others = 4.0 * (GROUP - 1)
-            reaching = V * 1.0
-            while (reaching > most) & (others > 4):
-                others *= 0.25
-                bound = bound_reaching(
-                    group_top, weight, mass, lowest, start, groups, top, scale, by_count, goal,
-                    others, near,
+        if V > FEW:
+            if top_k > 0:
+                bound = bound_by_count(
+                    group_top, weight, mass, groups, V, top, scale, low, smallest, top_k, GROUP
+                )
+            elif top_p < 1:
+                bound = bound_by_mass(
+                    group_top, weight, mass, V, top, temperature, scale, low, smallest,
+                    top_p * total, GROUP, CANDIDATES,
                 )  # fmt: skip
-                reaching = tl.sum(tl.where(group_top >= bound, 1.0, 0.0), 0)
-                if by_count:
-                    reaching = 0.0
 
         complete = bound <= low
         if (min_p > 0) & (top_p >= 1):

@@ -131,6 +131,7 @@ def sample_rows(
     B, V = logits.shape
     parts = triton.cdiv(V, PART)
     groups = parts * PART // GROUP
+    lanes = triton.next_power_of_2(groups)
     reduced = torch.empty(2, B, groups, dtype=torch.float32, device=logits.device)
     tokens = torch.empty(B, dtype=torch.int64, device=logits.device)
 
@@ -158,15 +159,15 @@ def sample_rows(
             logits, table, reduced, *memory.tensors, *row_filters,
             V, next_row, table.stride(0), groups, memory.span, memory.room,
             SAME=same, IS_ALIGNED=aligned, IS_LISTED=memory.span > TILE // GROUP,
-            TILE=TILE, GROUP=GROUP, EACH=each, GROUPS=triton.next_power_of_2(groups),
-            FEW=FEW, CANDIDATES=CANDIDATES, num_warps=COLLECT_WARPS, **launch_options(),
+            TILE=TILE, GROUP=GROUP, EACH=each, GROUPS=lanes, FEW=FEW, CANDIDATES=CANDIDATES,
+            num_warps=max(COLLECT_WARPS, lanes // 512), **launch_options(),
         )  # fmt: skip
 
     sample_row[(B,)](
         logits, table, uniform, reduced, *memory.tensors, tokens, *row_filters,
         V, next_row, table.stride(0), uniform.stride(0), groups, memory.chunks, memory.room,
         SAME=same, FILTERING=filtering, SCAN=SCAN, GROUP=GROUP, EACH=each,
-        GROUPS=triton.next_power_of_2(groups), CHUNKS=CHUNKS, FEW=FEW, CANDIDATES=CANDIDATES,
+        GROUPS=lanes, CHUNKS=CHUNKS, FEW=FEW, CANDIDATES=CANDIDATES,
         LANES=32 * SAMPLE_WARPS, num_warps=SAMPLE_WARPS, maxnreg=SAMPLE_REGISTERS,
         **launch_options(),
     )  # fmt: skip
