@@ -238,6 +238,7 @@ def time_peers(
         if GPU:
             step = steps.pop(name)
             seconds[name] = clock(step, batches, options.steps)
+            print(f"  {name}: {seconds[name] * 1e3:.2f} ms per step", flush=True)
             if options.fp8 and isinstance(step, OurStep):
                 seconds |= time_fp8(step, batches, options.steps)
 
@@ -258,6 +259,7 @@ def time_fp8(step: OurStep, batches: list[torch.Tensor], steps: int) -> dict[str
         step.use_fp8(feed_forward=feed_forward)
         clock(step, batches, 4)  # compiles and captures it
         seconds[f"qkv, {name}"] = clock(step, batches, steps)
+        print(f"  qkv, {name}: {seconds[f'qkv, {name}'] * 1e3:.2f} ms per step", flush=True)
 
     return seconds
 
