@@ -26,7 +26,7 @@ from qkv.models import legacy
 from qkv.models.convert.hf_folder import CONFIG, current, open_file, read_json
 from qkv.models.model import Model, backbone_of
 from qkv.models.registry import Config, build, from_json
-from qkv.models.without_numbers import without_numbers
+from qkv.models.variants.without_numbers import without_numbers
 from qkv.nn.lora import AdapterConfig
 
 RUN = "run.json"

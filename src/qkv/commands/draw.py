@@ -22,7 +22,7 @@ from qkv.model_names import PACKAGED
 from qkv.models.model import Model
 from qkv.models.presets import PRESETS
 from qkv.models.registry import build
-from qkv.models.without_numbers import without_numbers
+from qkv.models.variants.without_numbers import without_numbers
 
 FIGURES: dict[str, Callable[[], Figure]] = {
     "attention": draw_attention,

@@ -9,7 +9,7 @@ from torch import nn
 
 from qkv.models.model import Model, uncompiled
 from qkv.models.registry import build
-from qkv.models.without_numbers import without_numbers
+from qkv.models.variants.without_numbers import without_numbers
 from qkv.nn.linear.frozen_matrix import FrozenMatrix
 from qkv.nn.linear.int8 import Int8Embedding
 from qkv.nn.lora import adapted

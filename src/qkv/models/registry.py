@@ -33,7 +33,7 @@ from qkv.models.rnn import RNN, RNNLanguageModel
 from qkv.models.task_model import TaskModel
 from qkv.models.transformer import Transformer
 from qkv.models.variants.own_gpt import OwnGPT
-from qkv.models.without_numbers import without_numbers
+from qkv.models.variants.without_numbers import without_numbers
 from qkv.nn import own_parts
 from qkv.nn.attention.multi_head import MultiHeadAttention, group_heads
 from qkv.nn.stack_config import RotaryScaling

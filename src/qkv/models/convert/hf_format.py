@@ -22,7 +22,7 @@ from qkv.models.convert.config_fields import (
 from qkv.models.convert.weight_rules import WeightRule, Weights, check_names, tensor_from_hf
 from qkv.models.model import Model
 from qkv.models.registry import build, weights_of, with_weights
-from qkv.models.without_numbers import without_numbers
+from qkv.models.variants.without_numbers import without_numbers
 from qkv.nn.stack_config import StackConfig
 
 C = TypeVar("C", GPTConfig, BERTConfig, TransformerConfig)

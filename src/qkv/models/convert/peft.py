@@ -25,7 +25,7 @@ from qkv.models.convert.weight_rules import FLOATS, Weights
 from qkv.models.model import Model, backbone_of, uncompiled
 from qkv.models.registry import Config, build, from_json, to_json, weights_of, with_weights
 from qkv.models.task_model import TaskModelConfig
-from qkv.models.without_numbers import without_numbers
+from qkv.models.variants.without_numbers import without_numbers
 from qkv.nn import lora
 from qkv.nn.linear.linear import Linear
 from qkv.nn.lora import check_fresh

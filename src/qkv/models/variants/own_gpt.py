@@ -22,7 +22,7 @@ from qkv.models.gpt import GPT
 from qkv.models.input_checks import check_ids, check_padding_mask
 from qkv.models.model import Model
 from qkv.models.variants.own_gpt_hooks import attach_hook_points
-from qkv.models.without_numbers import without_numbers
+from qkv.models.variants.without_numbers import without_numbers
 from qkv.nn.cache import Cache, check_state
 from qkv.nn.cache.interface import reorder_optional
 from qkv.nn.hooks import HookPoints

@@ -25,7 +25,7 @@ from qkv.data.tokens.token_arrays import Pairs, Tokens
 from qkv.models.configs import OwnGPTConfig, RNNLMConfig
 from qkv.models.model import Model
 from qkv.models.registry import Config, build
-from qkv.models.without_numbers import without_numbers
+from qkv.models.variants.without_numbers import without_numbers
 from qkv.text import Kind, Tokenizer, train
 from qkv.text.special_tokens import OURS
 from qkv.training.objective import Objective

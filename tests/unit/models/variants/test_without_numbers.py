@@ -9,7 +9,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from qkv.models import Config, HeadConfig, TaskModelConfig, build
-from qkv.models.without_numbers import without_numbers
+from qkv.models.variants.without_numbers import without_numbers
 from support.small_training import MODELS
 
 HEAD = HeadConfig(task="regress", delimiter=1, extract=2, padding=0)
