@@ -39,9 +39,10 @@ measure 120 decoding.decode_gpu --jobs gpt2:32 --sampled --peer
 
 # Serving
 measure 120 serving.serve_gpu
+measure 60 serving.fairness --rounds 0 --preset gpt2 --device cuda --text 512
 
 # Training
-measure 180 training.train "${nanogpt[@]}" --no-biases --fp8
+measure 240 training.train "${nanogpt[@]}" --no-biases --fp8
 measure 60 training.optimizer --preset gpt2
 measure 90 training.translate_train "${pairs[@]}" --peer-steps 24
 measure 90 training.translate_train --preset rnn-attention --batch-tokens 16384 \
@@ -53,7 +54,7 @@ measure 90 training.translate_train --preset bert-small --batch-tokens 16384 --s
 measure 120 attention.sparse --lengths 4096 16384
 
 # GPT-2 XL, whose peers compile longest
-measure 240 training.train "${nanogpt[@]}" --preset gpt2-xl --batch 16 --steps 10 --no-biases --fp8
+measure 360 training.train "${nanogpt[@]}" --preset gpt2-xl --batch 16 --steps 10 --no-biases --fp8
 measure 180 decoding.decode_gpu --jobs gpt2-xl:1 --sampled "${gpt_fast[@]}"
 measure 120 training.train "${nanogpt[@]}" --nanogpt
 

@@ -8,6 +8,7 @@ the checks: tests of error messages use `without_shape_checks`, tests of torch.c
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -19,6 +20,7 @@ from support.shape_checks import install_shape_checks, unchecked
 
 # Before anything imports qkv.
 hook = install_shape_checks()
+HERE = Path(__file__).parent
 
 import torch  # noqa: E402
 from hypothesis import HealthCheck, settings  # noqa: E402
@@ -45,7 +47,36 @@ def pytest_configure(config: pytest.Config) -> None:
 deselected_without_gpu = pytest.StashKey[int]()
 
 
+LONGEST = (
+    "unit/training/systems/test_distributed.py",
+    "unit/learn/test_exercises.py",
+    "unit/learn/test_beyond_exercises.py",
+    "docs/test_page_code.py",
+    "docs/test_notebooks.py",
+    "docs/test_site_build.py",
+    "unit/commands/test_serve.py",
+    "unit/learn/test_sandbox.py",
+    "unit/test_packaging.py",
+    "unit/training/resilience/test_bad_steps.py",
+    "unit/training/test_resume.py",
+    "unit/training/test_loop.py",
+)
+"""Files that take long for their number of tests, in the order in which workers take them.
+
+The others follow, those with most tests first. So no worker begins a long file when the others have
+nothing left to do.
+"""
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    tests = Counter(item.path for item in items)
+
+    def place(item: pytest.Item) -> tuple[int, int]:
+        name = item.path.relative_to(HERE).as_posix()
+        first = LONGEST.index(name) if name in LONGEST else len(LONGEST)
+        return first, -tests[item.path]
+
+    items.sort(key=place)
     if torch.cuda.is_available():
         return
 
@@ -98,7 +129,6 @@ WHOLE_RUNS = (
 The tests of the modules inside check the shapes, except for the engine of serving, whose own test
 is checked.
 """
-HERE = Path(__file__).parent
 
 
 @pytest.hookimpl(wrapper=True)

@@ -1,4 +1,6 @@
-"""The loss of a GPT trained with its output layer in FP8, beside bf16: same weights, same batches.
+"""The loss of a GPT trained with `--fp8` beside bf16: same weights, same batches.
+
+The output layer is in FP8, and so are the feed-forward layers, from the width at which that pays.
 
 On a GPU with FP8:
     python -m benchmarks.training.fp8_curve

@@ -58,7 +58,7 @@ class Options:
     nanogpt_bias: bool = False
     """Biases in nanoGPT's layers, as GPT-2 has them; its benchmark has none."""
     fp8: bool = False
-    """Also time qkv with its output layer in FP8, on a GPU."""
+    """Also time qkv in FP8, on a GPU: the output layer, then the feed-forward layers as well."""
     optimizer: str = "adamw"
     """The optimizer of qkv: adamw or muon."""
     peer: bool = False
@@ -103,9 +103,12 @@ class OurStep:
         self.world = World(device)
         self.one = torch.ones((), device=device)
 
-    def use_fp8(self) -> None:
-        """From now on compute the output layer in FP8, in a new CUDA graph."""
-        self.objective.use_fp8()
+    def use_fp8(self, *, feed_forward: bool = True) -> None:
+        """From now on compute in FP8, compiled anew and in a new CUDA graph."""
+        self.objective.use_fp8(feed_forward=feed_forward)
+        if feed_forward and self.objective.compiled is not None:
+            torch.compiler.reset()
+            self.objective.compiled = torch.compile(self.objective.reader)
         if self.graphs:
             self.objective.use_cuda_graph()
 
@@ -235,10 +238,9 @@ def time_peers(
         if GPU:
             step = steps.pop(name)
             seconds[name] = clock(step, batches, options.steps)
+            print(f"  {name}: {seconds[name] * 1e3:.2f} ms per step", flush=True)
             if options.fp8 and isinstance(step, OurStep):
-                step.use_fp8()
-                clock(step, batches, 2)  # captures it
-                seconds["qkv, FP8"] = clock(step, batches, options.steps)
+                seconds |= time_fp8(step, batches, options.steps)
 
             del step
 
@@ -250,13 +252,25 @@ def time_peers(
     return seconds
 
 
+def time_fp8(step: OurStep, batches: list[torch.Tensor], steps: int) -> dict[str, float]:
+    """Seconds per step with the output layer in FP8, and with the feed-forward layers as well."""
+    seconds: dict[str, float] = {}
+    for name, feed_forward in (("FP8 output", False), ("FP8 output + FFN", True)):
+        step.use_fp8(feed_forward=feed_forward)
+        clock(step, batches, 4)  # compiles and captures it
+        seconds[f"qkv, {name}"] = clock(step, batches, steps)
+        print(f"  qkv, {name}: {seconds[f'qkv, {name}'] * 1e3:.2f} ms per step", flush=True)
+
+    return seconds
+
+
 def report(seconds: dict[str, float], tokens: int) -> None:
     for name, took in seconds.items():
         ratio = ""
         if name != "qkv":
             ratio = f"   x {took / seconds['qkv']:.3f}"
 
-        print(f"  {name:14} {took * 1e3:9.2f} ms per step {tokens / took:12,.0f} tokens/s{ratio}")
+        print(f"  {name:22} {took * 1e3:9.2f} ms per step {tokens / took:12,.0f} tokens/s{ratio}")
 
 
 def clock(step: Step, batches: list[torch.Tensor], steps: int) -> float:

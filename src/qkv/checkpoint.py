@@ -26,6 +26,7 @@ from qkv.models import legacy
 from qkv.models.convert.hf_folder import CONFIG, current, open_file, read_json
 from qkv.models.model import Model, backbone_of
 from qkv.models.registry import Config, build, from_json
+from qkv.models.without_numbers import without_numbers
 from qkv.nn.lora import AdapterConfig
 
 RUN = "run.json"
@@ -280,7 +281,7 @@ class Described(NamedTuple):
 
     def frozen_weights(self, base: Model) -> dict[str, Tensor]:
         """The base's frozen weights, by their names in the run's model."""
-        with torch.device("meta"):
+        with without_numbers():
             names = build(self.config).state_dict().keys()
 
         # A model with a task head contains the base.

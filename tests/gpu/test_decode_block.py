@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from types import SimpleNamespace
 from typing import Any
 
@@ -204,6 +205,22 @@ def test_a_cuda_graph_generates_what_the_cpu_generates(kind: str) -> None:
         assert model in qkv().decode_cuda_graph.graphs
         assert actual[0] == actual[1] == qkv().generate(model.cpu(), prompts, **options)
         model.cuda()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_captured_prefill_equals_the_plain_one(kind: str) -> None:
+    """The graph of 64 tokens serves shorter prompts after longer ones; so does that of 32."""
+    model = model_of(KINDS[kind])
+    on_cpu = copy.deepcopy(model).cpu()
+    options: dict[str, Any] = {"length": 60, "temperature": 0.9, "seed": 3, "samples": 2}
+    for length in (64, 40, 50, 32, 20, 31):
+        prompts = torch.randint(300, (2, length)).tolist()
+        actual = qkv().generate(model, prompts, **options)
+        assert actual == qkv().generate(on_cpu, prompts, **options)
+
+    _, graph = qkv().decode_cuda_graph.graphs[model]
+    assert list(graph.prefills.captured) == [(2, 64), (2, 32)]
+    assert None not in graph.prefills.captured.values()
 
 
 def test_a_sequence_goes_on_where_the_cuda_graph_ends() -> None:

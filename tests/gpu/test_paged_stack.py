@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -123,6 +124,46 @@ def test_prompts(kind: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch)
         positions = torch.cat([first, first, first[:5]]).unsqueeze(0)
         state = qkv().PackedBatch(pages, groups, slots)
         return pages, state, torch.arange(71, device="cuda").unsqueeze(0), positions
+
+    assert_equal(kind, dtype, inputs)
+    assert len(calls) == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("kind", KINDS)
+def test_prompts_in_tiles(kind: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prompts with and without a past, and padding, as a CUDA graph reads them."""
+    calls = counted(monkeypatch)
+    counts = [33, 70, 5, 1]
+    pasts = [0, 40, 7, 1500]
+
+    def inputs(model: Any) -> Any:
+        pages = filled_cache(model, 4)
+        tiles = []
+        positions = []
+        rows = []
+        for row, (count, past) in enumerate(zip(counts, pasts, strict=True)):
+            for done in range(0, count, 32):
+                tokens = min(32, count - done)
+                tiles.append([len(rows) + done, tokens, past + done + tokens])
+
+            positions += range(past, past + count)
+            rows += [row] * count
+
+        # Padding: tokens without keys, whose own go to an unused slot
+        slots = pages.block_table[rows, positions].tolist()
+        padding = 19
+        tiles += [[len(rows), padding, 0], [0, 0, 0]]
+        slots += [int(pages.block_table[0, -1])] * padding
+        positions += [0] * padding
+        rows += [0] * padding
+        ids = [*range(sum(counts)), *[0] * padding]
+
+        to_gpu = partial(torch.tensor, device="cuda")
+        state = qkv().PackedPrompts(
+            pages, to_gpu(slots), to_gpu(rows), to_gpu(tiles).t().contiguous()
+        )
+        return pages, state, to_gpu([ids]), to_gpu([positions])
 
     assert_equal(kind, dtype, inputs)
     assert len(calls) == 1

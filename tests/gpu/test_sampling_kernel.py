@@ -30,12 +30,14 @@ def qkv() -> SimpleNamespace:
     """A copy of qkv without runtime shape checks, which Triton cannot compile."""
     from qkv.generation.kernels import sampling_kernel
     from qkv.generation.sampling_params import BROKEN, SamplingParams, sample_tokens
+    from qkv.nn.decode.dependent_launch import chained
 
     return SimpleNamespace(
         kernel=sampling_kernel,
         SamplingParams=SamplingParams,
         sample_tokens=sample_tokens,
         BROKEN=BROKEN,
+        chained=chained,
     )
 
 
@@ -111,6 +113,21 @@ def random_params(randomness: random.Random) -> Any:
         top_p=randomness.choice(TOP_PS),
         min_p=randomness.choice(MIN_PS),
     )
+
+
+def draw_and_check(logits: Tensor, seed: str) -> list[int]:
+    """Rows with different parameters, drawn on the GPU and compared with the definition."""
+    randomness = random.Random(seed)
+    rows = len(logits)
+    params = [random_params(randomness) for _ in range(rows)]
+    uniform = 1 - torch.rand(rows, dtype=torch.float64)
+    filters = torch.tensor([list(row.row_filters) for row in params]).T.contiguous().cuda()
+    tokens: list[int] = qkv().kernel.sample_rows(logits, uniform.cuda(), filters).tolist()
+    host = logits.cpu()
+    for row, token in enumerate(tokens):
+        assert_drawn(token, host[row], float(uniform[row]), params[row])
+
+    return tokens
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
@@ -194,3 +211,83 @@ def test_a_cuda_graph_reads_new_parameters() -> None:
         filters.copy_(columns.expand(4, 8))
         graph.replay()
         assert torch.equal(tokens, qkv().sample_tokens(logits, uniform, params))
+
+
+@pytest.mark.parametrize("vocabulary", [1, 3, 17, 64, 65, 1024, 1025, 151936, 1 << 18])
+@pytest.mark.parametrize("kind", ["language model", "few values", "minus infinity"])
+def test_vocabularies_of_any_size(kind: str, vocabulary: int) -> None:
+    torch.manual_seed(4)
+    rows = 4 if vocabulary > 10000 else 40
+    logits = logits_of(kind, rows, vocabulary).to("cuda", torch.bfloat16)
+    draw_and_check(logits, f"{kind} {vocabulary}")
+
+
+@pytest.mark.parametrize("candidates", [256, 512])
+@pytest.mark.parametrize("kind", KINDS)
+def test_more_candidates_than_there_is_room_for(
+    kind: str, candidates: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows whose candidates fill the registers, and rows that are read as a whole."""
+    monkeypatch.setattr(qkv().kernel, "FEW", 256)
+    monkeypatch.setattr(qkv().kernel, "CANDIDATES", candidates)
+    torch.manual_seed(5)
+    draw_and_check(logits_of(kind, 60, 12345).to("cuda", torch.bfloat16), f"{kind} {candidates}")
+
+
+@pytest.mark.parametrize("kind", ["language model", "flat", "few values"])
+def test_clustered_tokens_are_candidates_in_the_order_of_their_ids(kind: str) -> None:
+    """Likely tokens with neighbouring ids, as frequent tokens have them."""
+    torch.manual_seed(6)
+    logits = logits_of(kind, 60, 50257)
+    logits[:30, 5000:] -= 20
+    logits[30:, :-3000] -= 20
+    draw_and_check(logits.to("cuda", torch.bfloat16), f"clustered {kind}")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_programs_and_strides_do_not_change_the_tokens(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither how many programs collect the candidates, nor where rows begin in memory."""
+    torch.manual_seed(7)
+    rows, vocabulary = 48, 50257
+    logits = (3 * torch.randn(rows, vocabulary)).to("cuda", dtype)
+    uniform = 1 - torch.rand(rows, dtype=torch.float64, device="cuda")
+    randomness = random.Random(7)
+    params = [random_params(randomness) for _ in range(rows)]
+    filters = torch.tensor([list(row.row_filters) for row in params]).T.contiguous().cuda()
+    expected = qkv().kernel.sample_rows(logits, uniform, filters).tolist()
+
+    for width, begin in ((50264, 0), (50272, 0), (50272, 3)):
+        wide = torch.full((rows, width), math.nan, device="cuda", dtype=dtype)
+        wide[:, begin : begin + vocabulary] = logits
+        view = wide[:, begin : begin + vocabulary]
+        assert qkv().kernel.sample_rows(view, uniform, filters).tolist() == expected
+
+    for programs in (1, 100, 400):
+        monkeypatch.setattr(qkv().kernel, "PROGRAMS", programs)
+        assert qkv().kernel.sample_rows(logits, uniform, filters).tolist() == expected
+
+
+def test_a_chain_of_kernels_draws_the_same_tokens() -> None:
+    torch.manual_seed(8)
+    logits = (3 * torch.randn(16, 50257)).to("cuda", torch.bfloat16)
+    uniform = 1 - torch.rand(16, dtype=torch.float64, device="cuda")
+    for params in (
+        qkv().SamplingParams(temperature=0),
+        qkv().SamplingParams(temperature=0.8),
+        qkv().SamplingParams(temperature=0.8, top_k=50),
+        qkv().SamplingParams(temperature=0.8, top_p=0.9),
+        qkv().SamplingParams(temperature=2, top_p=0.999),
+    ):
+        expected = qkv().sample_tokens(logits, uniform, params)
+        graph = torch.cuda.CUDAGraph()
+        with qkv().chained():
+            qkv().sample_tokens(logits, uniform, params)
+            torch.cuda.synchronize()
+            with torch.cuda.graph(graph):
+                for _ in range(5):
+                    tokens = qkv().sample_tokens(logits, uniform, params)
+
+        graph.replay()
+        assert torch.equal(tokens, expected)

@@ -6,6 +6,7 @@ of qkv without them.
 
 from __future__ import annotations
 
+import random
 import runpy
 from pathlib import Path
 from typing import Any
@@ -218,6 +219,81 @@ def test_graphs_that_are_captured_while_sequences_decode() -> None:
     sizes, parts = map(set, zip(*steps.engine.runner.graphs.captured, strict=True))
     assert len(sizes) > 1
     assert parts == {1, 2}
+
+
+@pytest.mark.parametrize("budget", [40, 128, 8192])
+def test_prompts_are_read_by_graphs(budget: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prompts of any length, in chunks, with cached prefixes, while other sequences decode."""
+    from qkv.generation import generate, row_seeds
+
+    model = on_gpu(gpt(context=256, head_width=16, position="rotary", kv_heads=2))
+    steps = steps_of(model, rows=24, tokens=budget, cache=1 << 23)
+    runner = steps.engine.runner
+
+    def no_pass(batch: Any) -> None:
+        raise AssertionError("a pass without a graph")
+
+    monkeypatch.setattr(runner, "hidden", no_pass)
+    lengths = [1, 63, 64, 65, 128, 129, 200, *[3] * 12, 17, 33]
+    rng = random.Random(5)
+    prefix = [rng.randrange(13) for _ in range(32)]
+    prompts = [[rng.randrange(13) for _ in range(length)] for length in lengths]
+    prompts += [prefix + prompt for prompt in prompts[-4:]]
+    handles = []
+    for number, prompt in enumerate(prompts):
+        handles.append(steps.request(prompt, max_tokens=9, seed=number))
+        if number % 5 == 4:
+            steps.step(2)
+
+    steps.finish()
+    handles.append(steps.request([*prefix, 1], max_tokens=9, seed=len(prompts)))
+    prompts.append([*prefix, 1])
+    steps.finish()
+    for number, (prompt, handle) in enumerate(zip(prompts, handles, strict=True)):
+        assert steps.ids(handle) == generate(model, [prompt], length=9, seed=row_seeds(number, 1))
+
+    assert runner.prefill_graphs.captured
+    assert steps.engine.metrics()["shared_tokens"] >= 32
+    for store in (*runner.pages.keys, *runner.pages.values):
+        assert store.isfinite().all()
+
+
+@pytest.mark.parametrize(
+    "lengths", [[1], [64], [65], [5] * 60, [128] * 64, [1000, 700, 3]], ids=str
+)
+def test_graphs_give_the_logits_of_a_plain_pass(lengths: list[int]) -> None:
+    """In bf16, where tokens may differ if two are almost equally likely."""
+    from qkv.serving.engine.runners.runner import Runner
+
+    model = on_gpu(gpt(context=1024, head_width=64)).bfloat16()
+    steps = steps_of(model, rows=64, cache=1 << 26)
+    for number, length in enumerate(lengths):
+        steps.request([(number * 5 + place * place) % 13 for place in range(length)])
+
+    runner = steps.engine.runner
+    with torch.inference_mode():
+        batch = steps.engine.scheduler.schedule()
+        logits, _ = runner.prefill_graphs.run(batch.prefill)
+        logits = logits.clone()
+        plain = Runner.run(runner, batch)
+
+    assert logits.shape == plain.shape
+    scale = plain.abs().max().item()
+    torch.testing.assert_close(logits.float(), plain.float(), atol=2e-2 * scale, rtol=0)
+
+
+def test_a_warm_engine_captures_nothing_more() -> None:
+    model = on_gpu(gpt(context=64, head_width=16))
+    steps = steps_of(model, rows=8, tokens=100, cache=1 << 20)
+    runner = steps.engine.runner
+    runner.warm_up(8)
+    captured = dict(runner.prefill_graphs.captured)
+    assert list(captured) == [64, 128]
+    for prompt in PROMPTS:
+        steps.request(prompt, max_tokens=3)
+
+    steps.finish()
+    assert runner.prefill_graphs.captured == captured
 
 
 def test_beam_search_of_a_translator() -> None:

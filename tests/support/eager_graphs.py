@@ -11,7 +11,8 @@ from torch import Tensor
 
 from qkv.generation.sampling_params import SamplingParams, sample_tokens
 from qkv.serving.engine.engine import Engine
-from qkv.serving.engine.runners import runner_cuda_graph
+from qkv.serving.engine.runners import prefill_cuda_graph, runner_cuda_graph
+from qkv.serving.engine.runners.prefill_cuda_graph import GraphSize, PrefillGraphs
 from qkv.serving.engine.runners.runner import PagedRunner
 from qkv.serving.engine.runners.runner_cuda_graph import StepGraphs
 
@@ -40,6 +41,18 @@ class EagerGraphs(StepGraphs):
         return EagerReplay(lambda: self.step(size, parts * runner_cuda_graph.PART), self.inputs)
 
 
+class EagerPrefill(PrefillGraphs):
+    """Notes the size of each of its replays."""
+
+    def __init__(self, *parts: Any) -> None:
+        super().__init__(*parts)
+        self.replayed: list[GraphSize] = []
+
+    def graph_for(self, size: GraphSize) -> Any:
+        self.replayed.append(size)
+        return EagerReplay(lambda: self.step(size), self.inputs[: size.numbers])
+
+
 def sample_rows(logits: Tensor, uniform: Tensor, filters: Tensor) -> Tensor:
     """The tokens of the sampling kernel, by the eager definition."""
     tokens = []
@@ -54,12 +67,17 @@ def sample_rows(logits: Tensor, uniform: Tensor, filters: Tensor) -> Tensor:
 
 
 def install(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> EagerGraphs:
-    """Let an engine on a CPU decode as on a GPU: by graphs, and a step ahead of the host."""
+    """Let an engine on a CPU run as on a GPU: by graphs, and a step ahead of the host."""
     monkeypatch.setattr(runner_cuda_graph, "sample_rows", sample_rows)
+    monkeypatch.setattr(prefill_cuda_graph, "sample_rows", sample_rows)
     runner = engine.runner
     assert isinstance(runner, PagedRunner)
     graphs = EagerGraphs(runner.model, runner.pages, runner.last_tokens, runner.table)
     runner.graphs = graphs
+    scheduler = engine.scheduler
+    runner.prefill_graphs = EagerPrefill(
+        graphs, scheduler.max_sequences, scheduler.max_prefill_tokens
+    )
     engine.runs_ahead = True
 
     return graphs

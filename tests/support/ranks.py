@@ -46,6 +46,8 @@ class Case:
 
 
 SMALL: dict[str, Any] = {"width": 32, "heads": 2}
+AT_THE_END = {"checkpoint_every": STEPS}
+"""For cases whose runs are not resumed: a checkpoint takes longer than a step."""
 CASES = {
     # Five rows per batch, which two or three ranks cannot share evenly; one row per micro-batch.
     "gpt": Case(
@@ -66,7 +68,8 @@ CASES = {
     ),
     # Every block is called once per segment of a row.
     "memory": Case(
-        GPTConfig(vocabulary=64, context=8, depth=2, position="relative", memory=8, **SMALL)
+        GPTConfig(vocabulary=64, context=8, depth=2, position="relative", memory=8, **SMALL),
+        run=AT_THE_END,
     ),
     "bert": Case(
         BERTConfig(
@@ -77,16 +80,19 @@ CASES = {
             next_sentence=False,
             dropout=0.0,
             **SMALL,
-        )
+        ),
+        run=AT_THE_END,
     ),
     # Batches of one row and of many.
     "transformer": Case(
         TransformerConfig(vocabulary=64, depth=1, dropout=0.0, **SMALL),
         data=PAIRS,
-        run={"batch_tokens": 64, "micro_batch_tokens": 16},
+        run={"batch_tokens": 64, "micro_batch_tokens": 16, **AT_THE_END},
     ),
     "rnn": Case(
-        RNNConfig(vocabulary=64, width=16, dropout=0.0), data=PAIRS, run={"batch_tokens": 64}
+        RNNConfig(vocabulary=64, width=16, dropout=0.0),
+        data=PAIRS,
+        run={"batch_tokens": 64, **AT_THE_END},
     ),
 }
 

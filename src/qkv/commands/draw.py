@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-import torch
 import tyro
 from matplotlib.figure import Figure
 
@@ -23,6 +22,7 @@ from qkv.model_names import PACKAGED
 from qkv.models.model import Model
 from qkv.models.presets import PRESETS
 from qkv.models.registry import build
+from qkv.models.without_numbers import without_numbers
 
 FIGURES: dict[str, Callable[[], Figure]] = {
     "attention": draw_attention,
@@ -65,7 +65,7 @@ class DrawCommand:
     def open(self) -> Model:
         """The model of a preset, without memory for its weights, or a saved one."""
         if self.name in PRESETS:
-            with torch.device("meta"):
+            with without_numbers():
                 return build(PRESETS[self.name].config)
 
         if self.name in PACKAGED or Path(self.name.partition("@")[0]).exists():

@@ -6,6 +6,7 @@ The host reads each token while the next ones are already being computed.
 from __future__ import annotations
 
 from collections import deque
+from functools import partial
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -17,13 +18,14 @@ from qkv.data.batches.padding import pad_rows
 from qkv.generation.generation_batch import GenerationBatch, Steps
 from qkv.generation.kernels.finish_step import StepCounters, token_memory
 from qkv.generation.prefill import next_logits
+from qkv.generation.prompt_cuda_graph import PromptGraphs
 from qkv.generation.sampling_params import on_device, process_logits, sample_tokens
 from qkv.models.model import Model
 from qkv.nn.cache import KeyValueCache, StaticCache
 from qkv.nn.cuda_graph import CudaGraph
 from qkv.nn.decode import decode_step
 from qkv.nn.hooks import has_hooks
-from qkv.nn.unchanged import all_unchanged, settings
+from qkv.nn.unchanged import all_unchanged, snapshot
 
 graphs: WeakKeyDictionary[nn.Module, tuple[GraphKey, DecodeGraph]] = WeakKeyDictionary()
 """The last graph of each model, which holds the memory of its cache."""
@@ -98,7 +100,7 @@ class GraphKey(NamedTuple):
     sampling_params: str
     weights: tuple[Any, ...]
     """The address and dtype of every parameter."""
-    settings: str
+    settings: tuple[tuple[object, ...], ...]
     """The class of every module, and what it knows besides its weights."""
 
 
@@ -115,7 +117,7 @@ def graph_key(model: Model, batch: GenerationBatch, slots: int) -> GraphKey:
         ends=batch.ends,
         sampling_params=repr(batch.sampling_params),
         weights=tuple((weight.data_ptr(), weight.dtype) for weight in model.parameters()),
-        settings=repr([(type(module), settings(module)) for module in model.modules()]),
+        settings=tuple(map(snapshot, model.modules())),
     )
 
 
@@ -137,10 +139,10 @@ class DecodeGraph:
         for layer in range(config.depth):
             self.buffers[layer] = (weight.new_zeros(shape), weight.new_zeros(shape))
 
+        self.empty = partial(empty_cache, self.buffers, key.capacity)
         padding_mask = torch.ones(rows, key.capacity, dtype=torch.bool, device=device)
         positions = torch.zeros(rows, 1, dtype=torch.int64, device=device)
-        cache = self.empty(key.capacity, rows)
-        self.cache = StaticCache(cache, padding_mask, positions)
+        self.cache = StaticCache(self.empty(rows), padding_mask, positions)
         self.angles = decode_step.rotary_table(model, torch.arange(key.capacity, device=device))
         self.tickets = torch.zeros(TICKETS, dtype=torch.int32, device=device)
 
@@ -159,6 +161,7 @@ class DecodeGraph:
         # Kept alive, because the graph knows it only by its address.
         self.forbidden = on_device(self.params.forbidden, device)
         self.capture(model)
+        self.prefills = PromptGraphs(key.capacity, self.empty)
 
     def capture(self, model: Model) -> None:
         """Capture a few steps at a position from which all steps are alike."""
@@ -171,14 +174,6 @@ class DecodeGraph:
 
         self.counters.step.zero_()
         self.graph = CudaGraph(run_steps, reset=self.counters.step.zero_)
-
-    def empty(self, capacity: int, rows: int) -> KeyValueCache:
-        """An ordinary cache that writes into the first rows of these buffers."""
-        cache = KeyValueCache(capacity, len(self.buffers))
-        for layer, (keys, values) in self.buffers.items():
-            cache.buffers[layer] = (keys[:rows], values[:rows])
-
-        return cache
 
     def steps(
         self,
@@ -228,8 +223,10 @@ class DecodeGraph:
         """Prefill the prompts, reset the static buffers, and return the first logits."""
         cache = self.cache
         T = ids.shape[1]
-        prompt_cache = self.empty(cache.capacity, len(ids))
-        logits = next_logits(model, ids, prompt_cache, padding_mask)  # (P, V)
+        if padding_mask is None:
+            logits = self.prefills.logits(model, ids)  # (P, V)
+        else:
+            logits = next_logits(model, ids, self.empty(len(ids)), padding_mask)
 
         # Every sample continues from the cache of its prompt.
         prompt = torch.arange(len(batch.sequences), device=ids.device) // batch.samples
@@ -264,6 +261,17 @@ class DecodeGraph:
             self.counts.add(tokens)
 
         self.counters.finish(tokens)
+
+
+def empty_cache(
+    buffers: dict[int, tuple[Tensor, Tensor]], capacity: int, rows: int
+) -> KeyValueCache:
+    """An ordinary cache that writes into the first rows of these buffers."""
+    cache = KeyValueCache(capacity, len(buffers))
+    for layer, (keys, values) in buffers.items():
+        cache.buffers[layer] = (keys[:rows], values[:rows])
+
+    return cache
 
 
 def recorded_event() -> torch.cuda.Event:

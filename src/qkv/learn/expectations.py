@@ -87,13 +87,15 @@ class InputDraw:
 
 Mistakes = Mapping[str, Tensor | Callable[[], Tensor]]
 """What the student is told if the result equals that of a known mistake."""
+LaterMistakes = Callable[[], Mistakes]
+"""The same, computed only for a result that is wrong."""
 
 
 def expect_equal(
     found: Any,
     expected: Tensor,
     what: str,
-    mistakes: Mistakes | None = None,
+    mistakes: Mistakes | LaterMistakes | None = None,
     *,
     shape: str = "",
     inputs: Mapping[str, Tensor] | None = None,
@@ -105,7 +107,8 @@ def expect_equal(
         found: The student's result.
         expected: The right one.
         what: What it is, such as "the weights".
-        mistakes: Results of known mistakes, by what to tell the student.
+        mistakes: Results of known mistakes, by what to tell the student; or a function that
+            computes them, which is called if the result is wrong.
         shape: The shape in letters, such as "(T, S)".
         inputs: Small tensors that are drawn with the example.
         tolerance: Allowed difference, absolute and relative.
@@ -116,7 +119,8 @@ def expect_equal(
 
     examples = [table(name, value) for name, value in (inputs or {}).items()]
     examples.append(compare(what, found, expected, tolerance))
-    for message, mistake in (mistakes or {}).items():
+    known = mistakes() if callable(mistakes) else mistakes
+    for message, mistake in (known or {}).items():
         wrong = mistake() if callable(mistake) else mistake
         told_apart = not is_close(wrong, expected, tolerance)
         if told_apart and is_close(found, wrong, tolerance):

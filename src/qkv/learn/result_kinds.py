@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -15,7 +15,7 @@ def expect_number(
     found: Any,
     expected: float,
     what: str,
-    mistakes: Mapping[str, float] | None = None,
+    mistakes: Mapping[str, float] | Callable[[], Mapping[str, float]] | None = None,
     *,
     inputs: Mapping[str, Tensor] | None = None,
     tolerance: float = 1e-5,
@@ -28,7 +28,8 @@ def expect_number(
     rows = (("yours", f"{value:.6g}"), ("expected", f"{expected:.6g}"))
     examples = [table(name, given) for name, given in (inputs or {}).items()]
     examples.append(FailingExample(what, rows))
-    for message, wrong in (mistakes or {}).items():
+    known = mistakes() if callable(mistakes) else mistakes
+    for message, wrong in (known or {}).items():
         told_apart = not math.isclose(wrong, expected, rel_tol=tolerance, abs_tol=tolerance)
         if told_apart and math.isclose(value, wrong, rel_tol=tolerance, abs_tol=tolerance):
             raise Failed(message, *examples)

@@ -33,6 +33,7 @@ from qkv.models.rnn import RNN, RNNLanguageModel
 from qkv.models.task_model import TaskModel
 from qkv.models.transformer import Transformer
 from qkv.models.variants.own_gpt import OwnGPT
+from qkv.models.without_numbers import without_numbers
 from qkv.nn import own_parts
 from qkv.nn.attention.multi_head import MultiHeadAttention, group_heads
 from qkv.nn.stack_config import RotaryScaling
@@ -117,7 +118,7 @@ def count_parameters(config: Config) -> int:
         >>> count_parameters(preset("gpt2"))
         124439808
     """
-    with torch.device("meta"):
+    with without_numbers():
         return sum(parameter.numel() for parameter in build(config).parameters())
 
 
@@ -207,7 +208,7 @@ def with_weights(
         ValueError: If a tensor is missing, unknown, of another shape or of another dtype.
     """
     weights = legacy.rename_weights(weights)
-    with torch.device("meta"):
+    with without_numbers():
         model = build(config)
 
     check_names(weights, model.state_dict(), origin)

@@ -23,7 +23,7 @@ METHODS: dict[type[nn.Module], dict[str, object]] = {}
 """The methods of classes that fused kernels replace, as they were defined."""
 TORCH = (nn.Dropout, nn.Embedding, nn.ModuleList)
 """Classes of PyTorch that the models here consist of."""
-PLAIN = (bool, int, float, str, tuple, type(None))
+PLAIN = (int, float, str, tuple, type(None))  # a bool is an int
 SAME = "_qkv_same_computation"
 
 
@@ -117,9 +117,18 @@ def settings(module: nn.Module) -> dict[str, Any]:
     """The plain values among a module's public attributes, such as an epsilon."""
     values: dict[str, Any] = {}
     for name, value in vars(module).items():
-        if name.startswith("_") or name == "training":
+        if name[0] == "_" or name == "training":
             continue
         if isinstance(value, PLAIN) or is_dataclass(value):
             values[name] = value
 
     return values
+
+
+def snapshot(module: nn.Module) -> tuple[object, ...]:
+    """The class and the settings of a module, to be compared with later ones."""
+    values: list[object] = [type(module)]
+    for name, value in settings(module).items():
+        values += (name, repr(value) if is_dataclass(value) else value)
+
+    return tuple(values)

@@ -16,7 +16,16 @@ from torch import Tensor
 
 from qkv.data.batches.batch import IGNORE
 from qkv.models.model import Model
-from qkv.nn.fused.fp8 import ALIGNMENT, E4M3, E5M2, Fp8Tensor, product, quantised, scale_of
+from qkv.nn.fused.fp8 import (
+    ALIGNMENT,
+    E4M3,
+    E5M2,
+    Fp8Tensor,
+    product,
+    quantised,
+    rounded_up,
+    scale_of,
+)
 from qkv.training import fused_loss
 
 try:
@@ -46,11 +55,6 @@ def check_model(model: Model) -> None:
             f"fp8: expected a width that is a multiple of {ALIGNMENT}, not {width}; "
             f"choose {' or '.join(choices)}, or leave fp8 out"
         )
-
-
-def rounded_up(size: int) -> int:
-    """The next size that FP8 products take."""
-    return -(-size // ALIGNMENT) * ALIGNMENT
 
 
 def supports(features: Tensor, weight: Tensor, bias: Tensor | None, shares: Tensor | None) -> bool:

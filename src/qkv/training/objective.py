@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from qkv.data.batches.batch import Batch
 from qkv.models.model import Model
-from qkv.nn.fused import fused_feed_forward
+from qkv.nn.fused import fp8_feed_forward, fused_feed_forward
 from qkv.training.carried_memory import CarriedMemory
 from qkv.training.loss import loss_sum
 from qkv.training.systems.gradient_checkpointing import recompute_activations
@@ -98,9 +98,14 @@ class Objective(nn.Module):
         fused_feed_forward.install(self.model)
         self.compiled = torch.compile(self.reader)
 
-    def use_fp8(self) -> None:
-        """In training, compute the output layer in FP8."""
+    def use_fp8(self, *, feed_forward: bool = True) -> None:
+        """In training, compute the output layer and wide feed-forward layers in FP8.
+
+        Call it before `compile_reader`.
+        """
         self.fp8 = True
+        if feed_forward:
+            fp8_feed_forward.install(self.model)
 
     def use_cuda_graph(self, wait: int = 0, shaped: Callable[[Batch], Batch] | None = None) -> None:
         """On one GPU: capture steps of shapes that have come more than `wait` times.

@@ -264,8 +264,8 @@ class RunConfig(RunOptions):
     """Tokens per update, over all micro-batches and machines, in whole rows; in translation the
     tokens of each side, padding included."""
     fp8: bool = False
-    """Compute the output layer of a gpt in 8-bit floating point (FP8), on a GPU of 2023 or later;
-    all else stays in bf16."""
+    """Compute the output layer of a gpt, and feed-forward layers with GELU from width 768 on, in
+    8-bit floating point (FP8), on a GPU of 2023 or later; all else stays in bf16."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

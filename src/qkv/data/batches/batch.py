@@ -106,8 +106,11 @@ class Batch:
         )
 
     def to(self, device: torch.device | str) -> Batch:
-        """The batch on another device, with its counts."""
-        return self.with_counts(self.map(lambda tensor: tensor.to(device, non_blocking=True)))
+        """The batch on another device, with its counts; the host waits for what comes to it."""
+        non_blocking = torch.device(device).type != "cpu"
+        return self.with_counts(
+            self.map(lambda tensor: tensor.to(device, non_blocking=non_blocking))
+        )
 
     def pin(self) -> Batch:
         """The batch in pinned memory, for asynchronous copies to a GPU; unchanged without a GPU."""

@@ -1,11 +1,14 @@
-"""Sampling on a GPU in two Triton kernels, each row with sampling parameters of its own.
+"""Sampling on a GPU in three Triton kernels, each row with sampling parameters of its own.
 
-The first kernel reduces parts of the vocabulary, so that also a single row occupies many
-multiprocessors: their sums, and the largest logit of every group of 64 tokens. The second, one
-program per row, collects the likeliest tokens by these, a few hundred, and compares each with each,
-which gives their ranks and the sums before them. Where they are not enough, it reads the whole row
-and finds the smallest logit that top-k and top-p keep by narrowing an interval four-fold in every
-pass. Nothing is sorted, and the host never waits.
+The first kernel reduces groups of 64 tokens to their largest logit and their sum, so that also a
+single row occupies many multiprocessors. Without top-k, top-p and min-p the last kernel, one
+program per row, finds the group on which the row's number falls, and the token in it.
+
+With them, the second kernel derives a bound from the groups' results, and its programs collect the
+tokens that reach it, each from a part of the vocabulary: the candidates, hardly more than top-k or
+top-p keeps. The last kernel holds them in registers, finds the smallest logit that is kept by
+narrowing an interval four-fold in every round, and draws. Where the candidates are too many, or not
+enough, it reads the whole row in every round. Nothing is sorted, and the host never waits.
 
 The result is that of `qkv.generation.sampling` up to the rounding of float32 sums. Of several
 tokens with the logit at which top-k or top-p cuts, those with the lower ids stay.
@@ -13,7 +16,6 @@ tokens with the logit at which top-k or top-p cuts, those with the lower ids sta
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 import torch
@@ -26,8 +28,21 @@ try:
     import triton
     import triton.language as tl
 
-    from qkv.generation.kernels.sampling_candidates import collect, drawn_candidate, reached_by
-    from qkv.generation.kernels.sampling_search import cut_of, drawn, kept_sums, weights
+    from qkv.generation.kernels.sampling_candidates import (
+        bound_of,
+        collect,
+        drawn_of_candidates,
+        list_groups,
+    )
+    from qkv.generation.kernels.sampling_groups import (
+        drawn_of_groups,
+        in_groups,
+        keep_in_groups,
+        larger,
+        one_of,
+        tile_of,
+    )
+    from qkv.generation.kernels.sampling_search import LOG2_E, weights
     from qkv.nn.decode.dependent_launch import start_next, wait
 except ImportError:  # Triton comes with PyTorch's GPU builds
     triton = None
@@ -35,11 +50,28 @@ except ImportError:  # Triton comes with PyTorch's GPU builds
 PART = 4096
 """Tokens of the vocabulary that a program reads at once."""
 GROUP = 64
-"""Tokens whose largest logit is kept."""
-CANDIDATES = 1024
-"""Tokens that are compared with each other."""
+"""Tokens of which the largest logit and the sum are kept."""
+READ = 16
+"""Bytes of consecutive tokens that a thread reads at once, if they are aligned."""
+FEW = 1024
+"""Candidates that are sampled from soonest."""
+CANDIDATES = 4096
+"""Most candidates of a row."""
+TILE = 2048
+"""Tokens that a program collects candidates from at once."""
+CHUNKS = 32
+"""Most programs that collect candidates of a row; each derives the bound for itself."""
+PROGRAMS = 1024
+"""Programs that collect candidates of all rows, while there are fewer rows."""
+SCAN = 2048
+"""Tokens that the last kernel reads at once, if it must read the whole row; divides PART."""
+REDUCE_WARPS = 8
+COLLECT_WARPS = 4
+SAMPLE_WARPS = 8
+SAMPLE_REGISTERS = 128
+"""Registers of a thread of the last kernel: two programs fit on a multiprocessor."""
 LARGEST = 1 << 18
-"""Largest vocabulary: the results of all its parts fit into one program's registers."""
+"""Largest vocabulary: the results of all its groups fit into one program's registers."""
 COLDEST = 1e-30
 """Lower temperatures would overflow in float32, and give the same token."""
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -78,6 +110,11 @@ class RowFilters(NamedTuple):
         count = min(top_k or 0, LARGEST)
         return cls(float(temperature), float(count), mass, float(min_p or 0))
 
+    @property
+    def leaves_out(self) -> bool:
+        """True if top-k, top-p or min-p may leave out tokens."""
+        return self.temperature > 0 and (self.top_k > 0 or self.top_p < 1 or self.min_p > 0)
+
 
 def sample_rows(
     logits: Float[Tensor, "B V"],
@@ -93,156 +130,248 @@ def sample_rows(
     """
     B, V = logits.shape
     parts = triton.cdiv(V, PART)
-    groups = triton.next_power_of_2(parts * PART // GROUP)
-    device = logits.device
-    sums = torch.empty(3, B, parts, dtype=torch.float32, device=device)
-    likeliest = torch.empty(B, parts, dtype=torch.int32, device=device)
-    tops = torch.empty(B, parts * PART // GROUP, dtype=torch.float32, device=device)
-    tokens = torch.empty(B, dtype=torch.int64, device=device)
-    candidates = torch.empty(B, CANDIDATES, dtype=logits.dtype, device=device)
-    ids = torch.empty(B, CANDIDATES + groups, dtype=torch.int32, device=device)
+    groups = parts * PART // GROUP
+    lanes = triton.next_power_of_2(groups)
+    reduced = torch.empty(2, B, groups, dtype=torch.float32, device=logits.device)
+    tokens = torch.empty(B, dtype=torch.int64, device=logits.device)
 
     # One set of parameters is passed by value; a table is read from memory
-    same = isinstance(filters, RowFilters)
-    table = sums
+    table = reduced
     row_filters = RowFilters.create(0, None, None, None)
+    same = isinstance(filters, RowFilters)
     if isinstance(filters, RowFilters):
         row_filters = filters
     else:
         table = filters
 
-    reduce_part[(B, parts)](
-        logits, table, sums, likeliest, tops, row_filters.temperature,
-        V, logits.stride(0), B * parts,
-        SAME=same, PART=PART, GROUP=GROUP, num_warps=8, **launch_options(),
+    filtering = not same or row_filters.leaves_out
+    memory = CandidateMemory.create(logits, filtering)
+    next_row = logits.stride(0) if B > 1 else 0  # a single row is as aligned as the tensor
+    aligned = next_row % READ == 0 and logits.data_ptr() % READ == 0
+    each = READ // logits.element_size()
+    reduce_groups[(B, parts)](
+        logits, table, reduced, row_filters.temperature, V, next_row,
+        SAME=same, IS_ALIGNED=aligned, PART=PART, GROUP=GROUP, EACH=each,
+        num_warps=REDUCE_WARPS, **launch_options(),
     )  # fmt: skip
+    if filtering:
+        collect_candidates[(B, memory.chunks)](
+            logits, table, reduced, *memory.tensors, *row_filters,
+            V, next_row, table.stride(0), groups, memory.span, memory.room,
+            SAME=same, IS_ALIGNED=aligned, IS_LISTED=memory.span > TILE // GROUP,
+            TILE=TILE, GROUP=GROUP, EACH=each, GROUPS=lanes, FEW=FEW, CANDIDATES=CANDIDATES,
+            num_warps=max(COLLECT_WARPS, lanes // 512), **launch_options(),
+        )  # fmt: skip
+
     sample_row[(B,)](
-        logits, table, uniform, sums, likeliest, tops, candidates, ids, tokens, *row_filters,
-        V, logits.stride(0), table.stride(0), uniform.stride(0), B * parts, parts,
-        SAME=same, PART=PART, GROUP=GROUP, GROUPS=groups, CANDIDATES=CANDIDATES,
-        LANES=triton.next_power_of_2(parts), num_warps=32, **launch_options(),
+        logits, table, uniform, reduced, *memory.tensors, tokens, *row_filters,
+        V, next_row, table.stride(0), uniform.stride(0), groups, memory.chunks, memory.room,
+        SAME=same, FILTERING=filtering, SCAN=SCAN, GROUP=GROUP, EACH=each,
+        GROUPS=lanes, CHUNKS=CHUNKS, FEW=FEW, CANDIDATES=CANDIDATES,
+        LANES=32 * SAMPLE_WARPS, num_warps=SAMPLE_WARPS, maxnreg=SAMPLE_REGISTERS,
+        **launch_options(),
     )  # fmt: skip
 
     return tokens
 
 
+class CandidateMemory(NamedTuple):
+    """Memory for the candidates, which programs for chunks of the vocabulary collect."""
+
+    tensors: tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
+    """Results of each row, the chunks' counts, the candidates' logits, their ids, lists of groups.
+    """
+    chunks: int
+    """Number of chunks."""
+    span: int
+    """Groups of a chunk."""
+    room: int
+    """Candidates of a chunk for which there is memory."""
+
+    @classmethod
+    def create(cls, logits: Float[Tensor, "B V"], filtering: bool) -> CandidateMemory:
+        """Chunks of one tile or more; without filters, no memory."""
+        B, V = logits.shape
+        tiles = triton.cdiv(V, TILE)
+        each = triton.cdiv(tiles, min(max(PROGRAMS // B, 1), CHUNKS))
+        chunks = triton.cdiv(tiles, each)
+        span = each * TILE // GROUP
+        room = min(each * TILE, CANDIDATES)
+        rows = B if filtering else 0
+
+        return cls(
+            (
+                logits.new_empty(4, rows, dtype=torch.float32),
+                logits.new_empty(rows, chunks, dtype=torch.int32),
+                logits.new_empty(rows, chunks, room),
+                logits.new_empty(rows, chunks, room, dtype=torch.int32),
+                logits.new_empty(rows, chunks, span, dtype=torch.int32),
+            ),
+            chunks,
+            span,
+            room,
+        )
+
+
 if triton is not None:
-    LOG2_E = tl.constexpr(math.log2(math.e))
-    REACH = tl.constexpr(40.0)  # below exp(-40) of the likeliest, probabilities are rounding
 
-    # One compiled kernel for all numbers of rows: their strides only select addresses
-    @triton.jit(do_not_specialize=["V", "next_sum"])
-    def reduce_part(  # type: ignore[no-untyped-def]
-        logits, filters, sums, likeliest, tops, temperature, V, logits_row, next_sum,
-        SAME: tl.constexpr, PART: tl.constexpr, GROUP: tl.constexpr, PDL: tl.constexpr,
-    ):  # fmt: skip
-        """Largest and smallest finite logit of a part, its sum of exponentials, its likeliest."""
-        start_next(PDL)
-        wait(PDL)
-        row = tl.program_id(0)
-        part = tl.program_id(1)
-        target = row * tl.num_programs(1) + part
-        if not SAME:
-            temperature = tl.load(filters + row).to(tl.float32)
-
-        v = part * PART + tl.arange(0, PART)
-        source = logits + row.to(tl.int64) * logits_row + v
-        if part * PART + PART <= V:
-            x = tl.load(source).to(tl.float32)
-        else:
-            x = tl.load(source, mask=v < V, other=-float("inf")).to(tl.float32)
-
-        broken = tl.max((x != x).to(tl.int32), 0)  # NaN is not equal to itself
-        x = tl.where(x != x, -float("inf"), x)
-        top = tl.max(x, 0)
-        tl.store(likeliest + target, tl.min(tl.where(x == top, v, V), 0))
-        tl.store(sums + target, tl.where(broken > 0, float("inf"), top))
-
-        if temperature > 0:
-            low = tl.min(tl.where(x == -float("inf"), float("inf"), x), 0)
-            weight = weights(x, top, LOG2_E / temperature)
-            tl.store(sums + next_sum + target, low)
-            tl.store(sums + 2 * next_sum + target, tl.sum(weight, 0))
-            group = tl.arange(0, PART // GROUP)
-            group_top = tl.max(tl.reshape(x, (PART // GROUP, GROUP)), 1)
-            tl.store(tops + target * (PART // GROUP) + group, group_top)
-
-    @triton.jit(do_not_specialize=["V", "filters_row", "uniform_row", "next_sum", "parts"])
-    def sample_row(  # type: ignore[no-untyped-def]
-        logits, filters, uniform, sums, likeliest, tops, candidates, ids, tokens,
-        temperature, top_k, top_p, min_p,
-        V, logits_row, filters_row, uniform_row, next_sum, parts,
-        SAME: tl.constexpr, PART: tl.constexpr, GROUP: tl.constexpr, GROUPS: tl.constexpr,
-        CANDIDATES: tl.constexpr, LANES: tl.constexpr, PDL: tl.constexpr,
-    ):  # fmt: skip
-        """The token of one row."""
-        start_next(PDL)
-        wait(PDL)
-        b = tl.program_id(0).to(tl.int64)
-        row = logits + b * logits_row
+    @triton.jit
+    def filters_of(  # type: ignore[no-untyped-def]
+        filters, b, filters_row, temperature, top_k, top_p, min_p, V, SAME: tl.constexpr
+    ):
+        """The parameters of a row, and whether they leave out tokens."""
         if not SAME:
             temperature = tl.load(filters + b).to(tl.float32)
             top_k = tl.load(filters + filters_row + b).to(tl.float32)
             top_p = tl.load(filters + 2 * filters_row + b).to(tl.float32)
             min_p = tl.load(filters + 3 * filters_row + b).to(tl.float32)
 
-        # The likeliest token
-        part = tl.arange(0, LANES)
-        source = sums + b * parts + part
-        inside = part < parts
-        part_top = tl.load(source, mask=inside, other=-float("inf"))
-        top = tl.max(part_top, 0)
-        first = tl.min(tl.where(part_top == top, part, LANES), 0)
-        token = tl.load(likeliest + b * parts + first).to(tl.int64)
-        broken = (top == float("inf")) | (top == -float("inf"))
+        top_k = tl.where(top_k < V, top_k, 0.0)
+        filtered = (temperature > 0) & ((top_k > 0) | (top_p < 1) | (min_p > 0))
 
-        if (temperature > 0) & (not broken):
+        return temperature, top_k, top_p, min_p, filtered
+
+    # One compiled kernel for all numbers of rows: their strides only select addresses
+    @triton.jit(do_not_specialize=["V"])
+    def reduce_groups(  # type: ignore[no-untyped-def]
+        logits, filters, reduced, temperature, V, logits_row,
+        SAME: tl.constexpr, IS_ALIGNED: tl.constexpr, PART: tl.constexpr, GROUP: tl.constexpr,
+        EACH: tl.constexpr, PDL: tl.constexpr,
+    ):  # fmt: skip
+        """The largest logit of each group, infinity for NaN, and its sum relative to that."""
+        start_next(PDL)
+        wait(PDL)
+        row = tl.program_id(0)
+        part = tl.program_id(1)
+        if not SAME:
+            temperature = tl.load(filters + row).to(tl.float32)
+
+        v = tile_of(part * PART, one_of(V, IS_ALIGNED), PART, EACH)
+        source = logits + row.to(tl.int64) * logits_row + v
+        if part * PART + PART <= V:
+            x = tl.load(source).to(tl.float32)
+        else:
+            x = tl.load(source, mask=v < V, other=-float("inf")).to(tl.float32)
+
+        own_top = tl.reduce(x, 1, larger)  # of each thread's tokens
+        own_tops = in_groups(own_top, GROUP // EACH)
+        top = tl.reduce(own_tops, 1, larger)
+        groups = tl.num_programs(1) * (PART // GROUP)
+        target = reduced + row * groups + part * (PART // GROUP) + tl.arange(0, PART // GROUP)
+        tl.store(target, tl.where(top != top, float("inf"), top))
+        if temperature > 0:
             scale = LOG2_E / temperature
-            part_sum = tl.load(source + 2 * next_sum, mask=inside, other=0.0)
-            part_sum *= tl.where(inside, tl.exp2((part_top - top) * scale), 0.0)
-            part_ties = tl.zeros((LANES,), tl.int32)
-            total = tl.sum(part_sum, 0)
-            cut = -float("inf")
-            ties = V
-            collected = False
-            u = tl.load(uniform + b * uniform_row).to(tl.float32)
-            top_k = tl.where(top_k < V, top_k, 0.0)
-            by_count = top_k > 0
-            if by_count | (top_p < 1) | (min_p > 0):
-                part_low = tl.load(source + next_sum, mask=inside, other=float("inf"))
-                low = tl.maximum(tl.min(part_low, 0), top - REACH * temperature)
+            own_top = tl.where(own_top == -float("inf"), 0.0, own_top)
+            top = tl.where(top == -float("inf"), 0.0, top)
+            own_sum = tl.sum(weights(x, own_top[:, None], scale), 1)
+            sums = in_groups(own_sum, GROUP // EACH) * weights(own_tops, top[:, None], scale)
+            tl.store(target + tl.num_programs(0) * groups, tl.sum(sums, 1))
 
-                # The likeliest tokens, if they are few and enough
-                group = tl.arange(0, GROUPS)
-                group_top = tl.load(
-                    tops + b * parts * (PART // GROUP) + group,
-                    mask=group < parts * (PART // GROUP),
-                    other=-float("inf"),
-                )
-                bound = tl.maximum(low, top + tl.log2(tl.maximum(min_p, 1e-37)) / scale)
-                if by_count | (top_p < 1):
-                    wanted = tl.where(by_count, top_k, 0.6 * V / GROUP)
-                    bound = reached_by(group_top, wanted, low, top)
-
-                own = candidates + b * CANDIDATES
-                own_ids = ids + b * (CANDIDATES + GROUPS)
-                count, mass = collect(
-                    row, V, top, scale, bound, group_top, own, own_ids,
-                    PART, GROUP, GROUPS, CANDIDATES,
+    @triton.jit(do_not_specialize=["V", "filters_row", "groups", "span", "room"])
+    def collect_candidates(  # type: ignore[no-untyped-def]
+        logits, filters, reduced, results, counts, candidates, ids, listed,
+        temperature, top_k, top_p, min_p,
+        V, logits_row, filters_row, groups, span, room,
+        SAME: tl.constexpr, IS_ALIGNED: tl.constexpr, IS_LISTED: tl.constexpr,
+        TILE: tl.constexpr, GROUP: tl.constexpr, EACH: tl.constexpr, GROUPS: tl.constexpr,
+        FEW: tl.constexpr, CANDIDATES: tl.constexpr, PDL: tl.constexpr,
+    ):  # fmt: skip
+        """The candidates of a chunk of the vocabulary, in the order of their ids."""
+        start_next(PDL)
+        wait(PDL)
+        rows = tl.num_programs(0)
+        b = tl.program_id(0).to(tl.int64)
+        chunk = tl.program_id(1)
+        temperature, top_k, top_p, min_p, filtered = filters_of(
+            filters, b, filters_row, temperature, top_k, top_p, min_p, V, SAME
+        )
+        if filtered:
+            # The bound
+            group = tl.arange(0, GROUPS)
+            source = reduced + b * groups + group
+            group_top = tl.load(source, mask=group < groups, other=-float("inf"))
+            group_sum = tl.load(source + rows * groups, mask=group < groups, other=0.0)
+            top = tl.max(group_top, 0)
+            finite = (top > -float("inf")) & (top < float("inf"))
+            bound = top
+            total = 0.0
+            complete = True
+            if finite:
+                bound, total, complete = bound_of(
+                    group_top, group_sum, V, top, temperature, top_k, top_p, min_p,
+                    GROUP, FEW, CANDIDATES,
                 )  # fmt: skip
-                enough = by_count | (top_p >= 1) | (mass >= top_p * total)
-                collected = (count <= CANDIDATES) & enough
-                if collected:
-                    token = drawn_candidate(
-                        own, own_ids, count, top, scale, total, top_k, top_p, min_p, u, CANDIDATES
-                    )
-                else:
-                    cut, ties = cut_of(row, V, top, low, scale, total, top_k, top_p, min_p, PART)
-                    part_sum, part_ties = kept_sums(row, V, top, scale, cut, ties, PART, LANES)
+            if chunk == 0:
+                tl.store(results + b, top)
+                tl.store(results + rows + b, total)
+                tl.store(results + 2 * rows + b, bound)
+                tl.store(results + 3 * rows + b, tl.where(complete, 1.0, 0.0))
 
-            if not collected:
-                token = drawn(
-                    row, V, top, scale, cut, ties, part_sum, part_ties, u, PART, LANES
-                ).to(tl.int64)
+            # The tokens
+            if finite:
+                number = span
+                first = chunk * span
+                segment = b * tl.num_programs(1) + chunk
+                own = listed + segment * span
+                if IS_LISTED:
+                    number = list_groups(group_top, bound, first, span, own, GROUPS)
 
-        tl.store(tokens + b, tl.where(broken, -1, token))
+                count = collect(
+                    logits + b * logits_row, V, bound, first, number, own,
+                    candidates + segment * room, ids + segment * room, room,
+                    one_of(V, IS_ALIGNED), IS_LISTED, TILE, GROUP, EACH,
+                )  # fmt: skip
+                tl.store(counts + segment, count)
+
+    # Sums have the same order, and so the same rounding, whether rows are aligned or not
+    @triton.jit(
+        do_not_specialize=[
+            "V", "logits_row", "filters_row", "uniform_row", "groups", "chunks", "room",
+        ]
+    )  # fmt: skip
+    def sample_row(  # type: ignore[no-untyped-def]
+        logits, filters, uniform, reduced, results, counts, candidates, ids, listed, tokens,
+        temperature, top_k, top_p, min_p,
+        V, logits_row, filters_row, uniform_row, groups, chunks, room,
+        SAME: tl.constexpr, FILTERING: tl.constexpr, SCAN: tl.constexpr, GROUP: tl.constexpr,
+        EACH: tl.constexpr, GROUPS: tl.constexpr, CHUNKS: tl.constexpr, FEW: tl.constexpr,
+        CANDIDATES: tl.constexpr, LANES: tl.constexpr, PDL: tl.constexpr,
+    ):  # fmt: skip
+        """The token of one row."""
+        start_next(PDL)
+        wait(PDL)
+        rows = tl.num_programs(0)
+        b = tl.program_id(0).to(tl.int64)
+        row = logits + b * logits_row
+        tops = reduced + b * groups
+        sums = tops + rows * groups
+        temperature, top_k, top_p, min_p, filtered = filters_of(
+            filters, b, filters_row, temperature, top_k, top_p, min_p, V, SAME
+        )
+        u = tl.load(uniform + b * uniform_row).to(tl.float32)
+        token = -1
+        done = False
+        low = -float("inf")
+        high = -float("inf")
+        ties = 0.0
+        if FILTERING:  # noqa: SIM102  the compiler leaves this out without filters
+            if filtered:
+                segments = b * chunks * room
+                token, done, low, high, ties = drawn_of_candidates(
+                    row, results + b, rows, counts + b * chunks, candidates + segments,
+                    ids + segments, V, temperature, top_k, top_p, min_p, u, chunks, room,
+                    SCAN, CHUNKS, FEW, CANDIDATES, LANES,
+                )  # fmt: skip
+                if not done:
+                    keep_in_groups(
+                        row, V, tl.load(results + b), LOG2_E / temperature, low, high, min_p,
+                        sums, tops, SCAN, GROUP, EACH,
+                    )  # fmt: skip
+
+        if not done:
+            token = drawn_of_groups(
+                row, V, tops, sums, results + b, FILTERING & filtered,
+                temperature, low, high, ties, min_p, u, GROUP, GROUPS,
+            )  # fmt: skip
+
+        tl.store(tokens + b, token)

@@ -1,10 +1,13 @@
-"""Triton functions of sampling from a whole row: which tokens stay, and which one is drawn.
+"""Triton functions that find where top-k and top-p cut: the smallest logit that they keep.
 
-The smallest logit that top-k or top-p keeps is found by narrowing an interval four-fold in every
-pass over the row.
+An interval of logits is narrowed four-fold in every round, by the number or the mass of the tokens
+that reach three values in it. The tokens are in registers, or they are read from memory in every
+round.
 """
 
 from __future__ import annotations
+
+import math
 
 try:
     import triton
@@ -13,191 +16,183 @@ except ImportError:  # Triton comes with PyTorch's GPU builds
     triton = None
 
 if triton is not None:
-    PASSES = tl.constexpr(40)  # each at least quarters the interval
+    LOG2_E = tl.constexpr(math.log2(math.e))
+    LARGEST_FLOAT = tl.constexpr(3e38)
+    LARGEST_HALF = tl.constexpr(65504.0)
+
+    @triton.jit
+    def add_two(a1, a2, b1, b2):  # type: ignore[no-untyped-def]
+        return a1 + b1, a2 + b2
+
+    @triton.jit
+    def add_three(a1, a2, a3, b1, b2, b3):  # type: ignore[no-untyped-def]
+        return a1 + b1, a2 + b2, a3 + b3
 
     @triton.jit
     def weights(x, top, scale):  # type: ignore[no-untyped-def]
-        """exp((x - top) / temperature), 0 for minus infinity."""
-        return tl.where(x == -float("inf"), 0.0, tl.exp2((x - top) * scale))
+        """exp((x - top) / temperature) for a finite `top`."""
+        return tl.exp2((x - top) * scale)
 
     @triton.jit
-    def add_and_bound(  # type: ignore[no-untyped-def]
-        count1, count2, count3, mass1, mass2, mass3, low, high,
-        other_count1, other_count2, other_count3, other_mass1, other_mass2, other_mass3,
-        other_low, other_high,
-    ):  # fmt: skip
-        """Sums of the first six, the smallest `low` and the largest `high`."""
-        return (
-            count1 + other_count1, count2 + other_count2, count3 + other_count3,
-            mass1 + other_mass1, mass2 + other_mass2, mass3 + other_mass3,
-            tl.minimum(low, other_low), tl.maximum(high, other_high),
-        )  # fmt: skip
+    def as_logit(x, row):  # type: ignore[no-untyped-def]
+        """A value of the logits' type next to x, the smallest finite one for anything less."""
+        if row.dtype.element_ty == tl.float16:
+            x = tl.maximum(x, -LARGEST_HALF)
+        else:
+            x = tl.maximum(x, -LARGEST_FLOAT)
+
+        return x.to(row.dtype.element_ty).to(tl.float32)
+
+    @triton.jit
+    def quarter(  # type: ignore[no-untyped-def]
+        low, high, at_low, at_high, goal, t1, t2, t3, sum1, sum2, sum3
+    ):
+        """The part of the interval in which the goal is reached, and the sums at its ends."""
+        if sum3 >= goal:
+            low = t3
+            at_low = sum3
+        elif sum2 >= goal:
+            low = t2
+            at_low = sum2
+            high = t3
+            at_high = sum3
+        elif sum1 >= goal:
+            low = t1
+            at_low = sum1
+            high = t2
+            at_high = sum2
+        else:
+            high = t1
+            at_high = sum1
+
+        return low, high, at_low, at_high
+
+    @triton.jit
+    def sums_reached(  # type: ignore[no-untyped-def]
+        x, weight, row, V, top, scale, by_count, t1, t2, t3, SCAN: tl.constexpr
+    ):
+        """The count or the mass of the tokens that reach each of three logits.
+
+        With SCAN 0 the tokens are `x` in two dimensions, the first within threads;
+        otherwise they are those of the row, read in parts.
+        """
+        if SCAN == 0:
+            measure = tl.where(by_count, 1.0, weight)
+            reaching1 = tl.where(x >= t1, measure, 0.0)
+            reaching2 = tl.where(x >= t2, measure, 0.0)
+            reaching3 = tl.where(x >= t3, measure, 0.0)
+            one, two, three = tl.reduce((reaching1, reaching2, reaching3), 0, add_three)
+        else:
+            one = tl.zeros((SCAN,), tl.float32)
+            two = tl.zeros((SCAN,), tl.float32)
+            three = tl.zeros((SCAN,), tl.float32)
+            for first in range(0, V, SCAN):
+                v = first + tl.arange(0, SCAN)
+                y = tl.load(row + v, mask=v < V, other=-float("inf")).to(tl.float32)
+                measure = tl.where(by_count, 1.0, weights(y, top, scale))
+                one += tl.where(y >= t1, measure, 0.0)
+                two += tl.where(y >= t2, measure, 0.0)
+                three += tl.where(y >= t3, measure, 0.0)
+
+        return tl.reduce((one, two, three), 0, add_three)
 
     @triton.jit
     def find_cut(  # type: ignore[no-untyped-def]
-        row, V, top, scale, low, by_count, goal, PART: tl.constexpr
+        x, weight, row, V, top, scale, low, at_low, at_top, by_count, goal, SCAN: tl.constexpr
     ):
-        """The logit at which the tokens, likeliest first, reach the goal: a count or a mass.
+        """The interval [low, high) of the logit at which the tokens, likeliest first, reach a goal.
 
-        Returns it with the count and the mass of the tokens above it. `low` is no larger than it.
+        Returns its ends, and how many tokens in it are kept; those of at least `high` all are. All
+        tokens in it have the logit `low`, or it is empty.
+
+        Args:
+            low: At most the result; the tokens of at least `low` have the sum `at_low`.
+            at_top: The sum of the tokens with the logit `top`.
+            goal: A count or a mass; if `at_low` is not more, all tokens are kept.
         """
         high = top
-        end = float("inf")  # logits in the interval are below it
-        above = 0.0
-        mass_above = 0.0
-        passes = 0
-        while (low < high) & (passes < PASSES):
-            # Three values split the interval; the third is above its lower end in any case
-            t1 = 0.75 * low + 0.25 * high
-            t2 = 0.5 * low + 0.5 * high
-            t3 = 0.25 * low + 0.75 * high
-            t3 = tl.where(t3 > low, t3, high)
+        at_high = at_top
+        if at_top >= goal:
+            low = top
+            at_low = at_top
+            high = float("inf")
+            at_high = 0.0
 
-            lane = tl.arange(0, PART)
-            count1 = tl.zeros((PART,), tl.float32)
-            count2 = tl.zeros((PART,), tl.float32)
-            count3 = tl.zeros((PART,), tl.float32)
-            mass1 = tl.zeros((PART,), tl.float32)
-            mass2 = tl.zeros((PART,), tl.float32)
-            mass3 = tl.zeros((PART,), tl.float32)
-            smallest = tl.full((PART,), float("inf"), tl.float32)
-            largest = tl.full((PART,), -float("inf"), tl.float32)
-            for first in range(0, V, PART):
-                v = first + lane
-                x = tl.load(row + v, mask=v < V, other=-float("inf")).to(tl.float32)
-                weight = weights(x, top, scale)
-                count1 += tl.where(x >= t1, 1.0, 0.0)
-                count2 += tl.where(x >= t2, 1.0, 0.0)
-                count3 += tl.where(x >= t3, 1.0, 0.0)
-                mass1 += tl.where(x >= t1, weight, 0.0)
-                mass2 += tl.where(x >= t2, weight, 0.0)
-                mass3 += tl.where(x >= t3, weight, 0.0)
-                smallest = tl.minimum(smallest, tl.where(x >= low, x, float("inf")))
-                largest = tl.maximum(largest, tl.where(x < end, x, -float("inf")))
-
-            c1, c2, c3, m1, m2, m3, smallest_in, largest_in = tl.reduce(
-                (count1, count2, count3, mass1, mass2, mass3, smallest, largest), 0, add_and_bound
+        # All ends are values of the logits' type; their middle is inside while any such value is
+        middle = as_logit(0.5 * low + 0.5 * high, row)
+        unit = tl.where(by_count, 1.0, weights(low, top, scale))
+        while (low < middle) & (middle < high) & (at_low > goal) & (at_low - at_high > 1.5 * unit):
+            t1 = as_logit(0.75 * low + 0.25 * high, row)
+            t3 = as_logit(0.25 * low + 0.75 * high, row)
+            sum1, sum2, sum3 = sums_reached(
+                x, weight, row, V, top, scale, by_count, t1, middle, t3, SCAN
             )
+            low, high, at_low, at_high = quarter(
+                low, high, at_low, at_high, goal, t1, middle, t3, sum1, sum2, sum3
+            )
+            middle = as_logit(0.5 * low + 0.5 * high, row)
+            unit = tl.where(by_count, 1.0, weights(low, top, scale))
 
-            # The quarter in which the goal is reached
-            low = tl.maximum(low, smallest_in)
-            high = tl.minimum(high, largest_in)
-            reaches3 = tl.where(by_count, c3, m3) >= goal
-            reaches2 = tl.where(by_count, c2, m2) >= goal
-            reaches1 = tl.where(by_count, c1, m1) >= goal
-            if reaches3:
-                low = tl.maximum(low, t3)
-            elif reaches2:
-                low = tl.maximum(low, t2)
-                high = tl.minimum(high, t3)
-                end = t3
-                above = c3
-                mass_above = m3
-            elif reaches1:
-                low = tl.maximum(low, t1)
-                high = tl.minimum(high, t2)
-                end = t2
-                above = c2
-                mass_above = m2
-            else:
-                high = tl.minimum(high, t1)
-                end = t1
-                above = c1
-                mass_above = m1
+        needed = (goal - at_high) / tl.maximum(unit, 1e-37)
+        ties = tl.maximum(tl.ceil(needed), 1.0)
+        if (at_low <= goal) | (at_low - at_high <= 1.5 * unit):
+            high = low  # all of them, or a single one
 
-            passes += 1
-
-        # Without a token in the interval, all tokens above its lower end are kept
-        return tl.minimum(low, high), above, mass_above
-
-    @triton.jit
-    def kept_weights(  # type: ignore[no-untyped-def]
-        row, v, V, top, scale, cut, ties, ties_before
-    ):
-        """Weights of the tokens above the cut and of the first `ties` tokens at it; else 0.
-
-        Returns them with the number of tokens at the cut, `ties_before` included.
-        """
-        x = tl.load(row + v, mask=v < V, other=-float("inf")).to(tl.float32)
-        weight = weights(x, top, scale)
-        at_cut = tl.where(x == cut, 1, 0)
-        count = ties_before + tl.sum(at_cut, 0)
-        if (count > ties) & (count > ties_before):
-            rank = ties_before + tl.cumsum(at_cut, 0)
-            weight = tl.where((at_cut > 0) & (rank > ties), 0.0, weight)
-
-        return tl.where(x >= cut, weight, 0.0), count
-
-    @triton.jit
-    def kept_sums(  # type: ignore[no-untyped-def]
-        row, V, top, scale, cut, ties, PART: tl.constexpr, LANES: tl.constexpr
-    ):
-        """The kept weights of each part of the vocabulary, and its number of tokens at the cut."""
-        part = tl.arange(0, LANES)
-        part_sum = tl.zeros((LANES,), tl.float32)
-        part_ties = tl.zeros((LANES,), tl.int32)
-        ties_before = 0
-        for first in range(0, V, PART):
-            v = first + tl.arange(0, PART)
-            weight, count = kept_weights(row, v, V, top, scale, cut, ties, ties_before)
-            part_sum = tl.where(part == first // PART, tl.sum(weight, 0), part_sum)
-            part_ties = tl.where(part == first // PART, count - ties_before, part_ties)
-            ties_before = count
-
-        return part_sum, part_ties
-
-    @triton.jit
-    def drawn(  # type: ignore[no-untyped-def]
-        row, V, top, scale, cut, ties, part_sum, part_ties, u,
-        PART: tl.constexpr, LANES: tl.constexpr,
-    ):  # fmt: skip
-        """The token on which the number falls: first its part of the vocabulary, then the token.
-
-        Sums are rounded, so the last part, or token, of a weight above 0 is the end in any case.
-        """
-        part = tl.arange(0, LANES)
-        target = u * tl.sum(part_sum, 0)
-        reached = (tl.cumsum(part_sum, 0) >= target) & (part_sum > 0)
-        chosen = tl.min(tl.where(reached, part, LANES), 0)
-        last = tl.max(tl.where(part_sum > 0, part, 0), 0)
-        chosen = tl.minimum(chosen, last)
-        target -= tl.sum(tl.where(part < chosen, part_sum, 0.0), 0)
-        ties_before = tl.sum(tl.where(part < chosen, part_ties, 0), 0)
-
-        v = chosen * PART + tl.arange(0, PART)
-        weight, _ = kept_weights(row, v, V, top, scale, cut, ties, ties_before)
-        reached = (tl.cumsum(weight, 0) >= target) & (weight > 0)
-        token = tl.min(tl.where(reached, v, V), 0)
-        last = tl.max(tl.where(weight > 0, v, 0), 0)
-
-        return tl.minimum(token, last)
+        return low, high, ties
 
     @triton.jit
     def cut_of(  # type: ignore[no-untyped-def]
-        row, V, top, low, scale, total, top_k, top_p, min_p, PART: tl.constexpr
+        x, weight, row, V, top, scale, low, total, top_k, top_p, SCAN: tl.constexpr
     ):
-        """The smallest logit that is kept, and how many tokens with this logit are."""
-        cut = -float("inf")
-        ties = V
-        if top_k > 0:
-            cut, above, mass_above = find_cut(row, V, top, scale, low, True, top_k, PART)
-            ties = (top_k - above).to(tl.int32)
-            kept = mass_above + ties * tl.exp2((cut - top) * scale)
-            total = tl.minimum(total, kept)  # fewer than k tokens may have a weight at all
-            low = tl.maximum(low, cut)
+        """What top-k and then top-p keep: an interval and a number as `find_cut` returns them.
 
-        if top_p < 1:
-            goal = top_p * total
-            p_cut, above, mass_above = find_cut(row, V, top, scale, low, False, goal, PART)
-            weight = tl.maximum(tl.exp2((p_cut - top) * scale), 1e-37)
-            needed = tl.maximum(tl.ceil((goal - mass_above) / weight), 1.0)
-            p_ties = tl.minimum(needed, V * 1.0).to(tl.int32)
-            ties = tl.where(p_cut > cut, p_ties, tl.minimum(ties, p_ties))
-            cut = tl.maximum(cut, p_cut)
+        Returns also whether the tokens of at least `low` are as many as k, or as much as p of the
+        `total` mass of the row. Without top-k and top-p all tokens are kept.
+        """
+        low = as_logit(low, row)
+        high = low
+        ties = 0.0
+        enough = True
+        begin = tl.where(top_k > 0, 0, 1)
+        end = tl.where(top_p < 1, 2, 1)
+        for step in range(begin, end):
+            by_count = step == 0
+            at_low, at_top, at_high = sums_reached(
+                x, weight, row, V, top, scale, by_count, low, top, high, SCAN
+            )
+            goal = top_k
+            if not by_count:
+                kept = total
+                if top_k > 0:
+                    kept = at_high + ties * weights(low, top, scale)
+                goal = top_p * kept
 
-        if min_p > 0:
-            floor = top + tl.log2(min_p) / scale
-            ties = tl.where(floor > cut, V, ties)
-            cut = tl.maximum(cut, floor)
+            if step == begin:
+                enough = at_low >= goal
 
-        return cut, ties
+            new_low, new_high, new_ties = find_cut(
+                x, weight, row, V, top, scale, low, at_low, at_top, by_count, goal, SCAN
+            )
+            if (new_low == low) & (high > low):  # top-k kept only some of the tokens at its cut
+                if new_high > new_low:
+                    ties = tl.minimum(ties, new_ties)
+            else:
+                low = new_low
+                high = new_high
+                ties = tl.where(new_high > new_low, new_ties, 0.0)
+
+        return low, high, ties, enough
+
+    @triton.jit
+    def kept_weights(x, top, scale, low, high, min_p):  # type: ignore[no-untyped-def]
+        """The weight of each token of at least `high`; and 1 for each token from `low` to there.
+
+        Tokens less likely than min-p have 0. Without min-p so do those below 1e-37, which the sums
+        cannot hold.
+        """
+        exponent = (x - top) * scale
+        allowed = exponent >= tl.log2(tl.maximum(min_p, 1e-37))
+        weight = tl.where(allowed & (x >= high), tl.exp2(exponent), 0.0)
+        tie = tl.where(allowed & (x >= low) & (x < high), 1.0, 0.0)
+
+        return weight, tie

@@ -22,6 +22,7 @@ from qkv.models.convert.config_fields import (
 from qkv.models.convert.weight_rules import WeightRule, Weights, check_names, tensor_from_hf
 from qkv.models.model import Model
 from qkv.models.registry import build, weights_of, with_weights
+from qkv.models.without_numbers import without_numbers
 from qkv.nn.stack_config import StackConfig
 
 C = TypeVar("C", GPTConfig, BERTConfig, TransformerConfig)
@@ -126,7 +127,7 @@ class Format(Generic[C]):
 
     def rules(self, config: C) -> list[WeightRule]:
         """Return the rule of each of our tensors that the format has a name for."""
-        with torch.device("meta"):
+        with without_numbers():
             tensors = build(config).state_dict()
 
         separate = set(chain.from_iterable(map(self.names_of, tensors)))  # not tied

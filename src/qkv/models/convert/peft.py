@@ -25,6 +25,7 @@ from qkv.models.convert.weight_rules import FLOATS, Weights
 from qkv.models.model import Model, backbone_of, uncompiled
 from qkv.models.registry import Config, build, from_json, to_json, weights_of, with_weights
 from qkv.models.task_model import TaskModelConfig
+from qkv.models.without_numbers import without_numbers
 from qkv.nn import lora
 from qkv.nn.linear.linear import Linear
 from qkv.nn.lora import check_fresh
@@ -228,7 +229,7 @@ def task_model_weights(
     backbone: Model, config: TaskModelConfig, head_weights: dict[str, Tensor]
 ) -> dict[str, Tensor]:
     """Return the state dict of a TaskModel, from a backbone and a head."""
-    with torch.device("meta"):
+    with without_numbers():
         names = build(config.backbone).state_dict().keys()
 
     dtype = next(backbone.parameters()).dtype

@@ -22,6 +22,7 @@ from qkv.models.gpt import GPT
 from qkv.models.input_checks import check_ids, check_padding_mask
 from qkv.models.model import Model
 from qkv.models.variants.own_gpt_hooks import attach_hook_points
+from qkv.models.without_numbers import without_numbers
 from qkv.nn.cache import Cache, check_state
 from qkv.nn.cache.interface import reorder_optional
 from qkv.nn.hooks import HookPoints
@@ -334,7 +335,7 @@ def own_names(weights: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
 
 def unlike_the_library(model: OwnGPT) -> list[str]:
     """The parameters that only her GPT has, or only the package's: of other names or shapes."""
-    with torch.device("meta"):
+    with without_numbers():
         library = GPT(library_config(model.config)).state_dict()
 
     theirs = {(name, tuple(weight.shape)) for name, weight in own_names(library)}

@@ -3,6 +3,7 @@
 from qkv.nn.cache.decoder import DecoderState, EncodedSource, SourceCache
 from qkv.nn.cache.interface import NO_STATE, Cache, check_rows, check_state
 from qkv.nn.cache.kv_cache import KeyValueCache, reordered
+from qkv.nn.cache.packed_prompts import PackedPrompts
 from qkv.nn.cache.paged import PackedBatch, PagedCache, SequenceGroup
 from qkv.nn.cache.recurrent_state import RecurrentState
 from qkv.nn.cache.segment_memory import SegmentMemory
@@ -15,6 +16,7 @@ __all__ = [
     "EncodedSource",
     "KeyValueCache",
     "PackedBatch",
+    "PackedPrompts",
     "PagedCache",
     "RecurrentState",
     "SegmentMemory",

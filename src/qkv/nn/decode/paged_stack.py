@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import torch
 import torch.nn.functional as F
@@ -22,19 +22,23 @@ from qkv.nn.attention.kernels.decode import HEAD_WIDTHS
 from qkv.nn.attention.mask import Causal, Mask
 from qkv.nn.block import Block, Stack
 from qkv.nn.cache.interface import NO_STATE, Cache
-from qkv.nn.cache.paged import PackedBatch, by_sequence
+from qkv.nn.cache.packed_prompts import PackedPrompts
+from qkv.nn.cache.paged import PackedBatch
 from qkv.nn.decode.decode_block import is_plain, matrices
 from qkv.nn.decode.decode_step import INSTALLING, embed, is_plain_embedding
+from qkv.nn.decode.dependent_launch import early_launch
 from qkv.nn.decode.paged_attention import attend_and_store
+from qkv.nn.decode.prompt_attention import attend_prompts
 from qkv.nn.embedding import Embedding
 from qkv.nn.linear.linear import Linear
 from qkv.nn.norm import LayerNorm, RMSNorm
-from qkv.nn.position import rotate
 from qkv.nn.unchanged import same_computation, unchanged
 
 try:
     import triton
     import triton.language as tl
+
+    from qkv.nn.decode.dependent_launch import wait
 except ImportError:  # Triton comes with PyTorch's GPU builds
     triton = None
 
@@ -89,7 +93,7 @@ def paged_stack(
     state: Cache = NO_STATE,
 ) -> Float[Tensor, "B T E"]:
     """`Stack.forward` by the kernels below where they can compute it."""
-    if isinstance(state, PackedBatch) and supports(stack, x, mask, state):
+    if isinstance(state, PackedBatch | PackedPrompts) and supports(stack, x, mask, state):
         return run(stack, x, positions, mask, state)
 
     return Stack.forward(stack, x, positions, mask=mask, state=state)
@@ -105,7 +109,9 @@ def has_plain_blocks(stack: Stack) -> bool:
     return all(type(block) is Block and is_plain(block) for block in stack.blocks)
 
 
-def supports(stack: Stack, x: Tensor, mask: Mask | None, state: PackedBatch) -> bool:
+def supports(
+    stack: Stack, x: Tensor, mask: Mask | None, state: PackedBatch | PackedPrompts
+) -> bool:
     """True for new tokens of sequences on a GPU, pre-norm, without hooks, adapters or biases."""
     if not x.is_cuda or torch.is_grad_enabled() or stack.training or stack.hooks.callbacks:
         return False
@@ -115,23 +121,26 @@ def supports(stack: Stack, x: Tensor, mask: Mask | None, state: PackedBatch) -> 
         return False
     if stack.position.bias(x.device) is not None:
         return False
-    if not decodes(state) and not starts(state):
+    if not decodes(state) and not reads_prompts(state):
         return False
 
     return all(supports_block(block, x) for block in stack.blocks)
 
 
-def decodes(state: PackedBatch) -> bool:
+def decodes(state: PackedBatch | PackedPrompts) -> TypeGuard[PackedBatch]:
     """Whether every sequence has one new token after others."""
-    if state.slots is None or len(state.groups) != 1:
+    if isinstance(state, PackedPrompts) or state.slots is None or len(state.groups) != 1:
         return False
 
     group = state.groups[0]
     return group.tokens == 1 and group.table_rows is not None and group.lengths is not None
 
 
-def starts(state: PackedBatch) -> bool:
-    """Whether all new tokens are the first ones of their sequences."""
+def reads_prompts(state: PackedBatch | PackedPrompts) -> bool:
+    """Whether all new tokens are the first ones of their sequences, or described by tiles."""
+    if isinstance(state, PackedPrompts):
+        return True
+
     return state.slots is not None and all(group.table_rows is None for group in state.groups)
 
 
@@ -156,14 +165,14 @@ def run(
     x: Float[Tensor, "1 N E"],
     positions: Int[Tensor, "#B T"],
     mask: Mask | None,
-    state: PackedBatch,
+    state: PackedBatch | PackedPrompts,
 ) -> Float[Tensor, "1 N E"]:
     """Each residual is added in the kernel of the norm that comes next."""
     x = stack.position.add(x, positions)
     rotary = stack.position.angles(positions)
-    residual = x[0].clone()  # (N, E), which is changed in place
+    residual = torch.empty_like(x[0])  # (N, E), which is changed in place
     blocks: list[Any] = list(stack.blocks)
-    hidden = blocks[0].attention_residual.norm(residual)
+    hidden = add_and_norm(residual, x[0].contiguous(), None, blocks[0].attention_residual.norm)
     for number, block in enumerate(blocks):
         qkv, output, _, _ = matrices(block)
         projected = F.linear(hidden, qkv.weight, qkv.bias)  # (N, (H + 2K) D)
@@ -173,14 +182,14 @@ def run(
             heads = attend_prompts(projected, block.attention, rotary, mask, state)
 
         update = F.linear(heads, output.weight, output.bias)
-        hidden = add_and_norm(residual, update, block.feed_forward_residual.norm)
+        hidden = add_and_norm(residual, residual, update, block.feed_forward_residual.norm)
 
         update = feed_forward(block, hidden)
         following: Any = stack.norm
         if number + 1 < len(blocks):
             following = blocks[number + 1].attention_residual.norm
 
-        hidden = add_and_norm(residual, update, following)
+        hidden = add_and_norm(residual, residual, update, following)
 
     return hidden.unsqueeze(0)
 
@@ -198,66 +207,27 @@ def feed_forward(block: Any, x: Float[Tensor, "N E"]) -> Float[Tensor, "N E"]:
     return F.linear(hidden, down.weight, down.bias)
 
 
-def attend_prompts(
-    qkv: Float[Tensor, "N R"],
-    attention: Any,
-    rotary: Float[Tensor, "2 1 1 N D"] | None,
-    mask: Mask | None,
-    state: PackedBatch,
-) -> Float[Tensor, "N M"]:
-    """Write the new keys and values, and let every token attend to its prompt up to itself."""
-    K = attention.kv_heads
-    query, key, value = attention.split(qkv.unsqueeze(0), attention.heads, K, K)  # (1, H, N, D)
-    if rotary is not None:
-        query = rotate(query, rotary)
-        key = rotate(key, rotary)
-
-    assert state.slots is not None
-    state.pages.write(attention.layer, state.slots, key, value)
-    if len(state.groups) > 1 and query.dtype in (torch.bfloat16, torch.float16):
-        return attend_documents(query, key, value, state)
-
-    outputs = []
-    for group in state.groups:
-        parts = [by_sequence(x, group) for x in (query, key, value)]  # (R, H, T, D) each
-        heads, _ = attention.attend(*parts, mask, None)
-        outputs.append(heads.transpose(1, 2).reshape(group.end - group.begin, -1))  # (R T, H D)
-
-    return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
-
-
-def attend_documents(
-    query: Float[Tensor, "1 H N D"],
-    key: Float[Tensor, "1 K N D"],
-    value: Float[Tensor, "1 K N D"],
-    state: PackedBatch,
-) -> Float[Tensor, "N M"]:
-    """Causal attention inside each sequence of a row, by one flash kernel for all lengths."""
-    by_token = [x[0].transpose(0, 1) for x in (query, key, value)]  # (N, H, D) each
-    longest = max(group.tokens for group in state.groups)
-    bounds = state.bounds
-    output, *_ = torch.ops.aten._flash_attention_forward(
-        *by_token, bounds, bounds, longest, longest, 0.0, True, False
-    )
-    heads: Tensor = output.flatten(1)
-    return heads
-
-
 def add_and_norm(
-    residual: Float[Tensor, "R E"], update: Float[Tensor, "R E"], norm: LayerNorm | RMSNorm | None
+    residual: Float[Tensor, "R E"],
+    source: Float[Tensor, "R E"],
+    update: Float[Tensor, "R E"] | None,
+    norm: LayerNorm | RMSNorm | None,
 ) -> Float[Tensor, "R E"]:
-    """Add the update to the residual stream in place; returns its norm."""
+    """Write the sum of source and update into the residual stream; returns its norm.
+
+    The source may be the stream before, at the same address.
+    """
     if norm is None:
-        residual += update
-        return residual
+        return source if update is None else source + update
 
     R, E = residual.shape
     shift = norm.bias if isinstance(norm, LayerNorm) else None
     output = torch.empty_like(residual)
     lanes = triton.next_power_of_2(E)
     add_and_norm_row[(R,)](
-        residual, update, norm.gain, shift, output, E, norm.epsilon,
-        LANES=lanes, SHIFT=shift is not None, num_warps=min(8, max(1, lanes // 256)),
+        residual, source, update, norm.gain, shift, output, E, norm.epsilon,
+        LANES=lanes, UPDATE=update is not None, SHIFT=shift is not None,
+        num_warps=min(8, max(1, lanes // 256)), **early_launch(),
     )  # fmt: skip
 
     return output
@@ -267,17 +237,24 @@ if triton is not None:
 
     @triton.jit
     def add_and_norm_row(  # type: ignore[no-untyped-def]
-        residual, update, gain, shift, output, E, epsilon,
-        LANES: tl.constexpr, SHIFT: tl.constexpr,
+        residual, source, update, gain, shift, output, E, epsilon,
+        LANES: tl.constexpr, UPDATE: tl.constexpr, SHIFT: tl.constexpr, PDL: tl.constexpr,
     ):  # fmt: skip
         """The residual stream of one row, and its LayerNorm, or RMSNorm without a shift."""
         row = tl.program_id(0).to(tl.int64) * E
         e = tl.arange(0, LANES)
         inside = e < E
-        x = tl.load(residual + row + e, mask=inside, other=0.0)
+        weight = tl.load(gain + e, mask=inside, other=0.0).to(tl.float32)
+        if SHIFT:
+            offset = tl.load(shift + e, mask=inside, other=0.0).to(tl.float32)
+
+        wait(PDL)  # for the update, a matrix product, or for the embedding
         dtype: tl.constexpr = residual.dtype.element_ty
-        x = x.to(tl.float32) + tl.load(update + row + e, mask=inside, other=0.0).to(tl.float32)
-        x = x.to(dtype)
+        x = tl.load(source + row + e, mask=inside, other=0.0)
+        if UPDATE:
+            x = x.to(tl.float32) + tl.load(update + row + e, mask=inside, other=0.0).to(tl.float32)
+            x = x.to(dtype)
+
         tl.store(residual + row + e, x, mask=inside)
 
         x = x.to(tl.float32)
@@ -285,9 +262,8 @@ if triton is not None:
             x = tl.where(inside, x - tl.sum(x, 0) / E, 0.0)
 
         variance = tl.sum(x * x, 0) / E
-        weight = tl.load(gain + e, mask=inside, other=0.0).to(tl.float32)
         x = x * tl.rsqrt(variance + epsilon) * weight
         if SHIFT:
-            x += tl.load(shift + e, mask=inside, other=0.0).to(tl.float32)
+            x += offset
 
         tl.store(output + row + e, x.to(dtype), mask=inside)

@@ -34,6 +34,11 @@ class Fp8Tensor(NamedTuple):
         return self.values.float() * self.scale
 
 
+def rounded_up(size: int) -> int:
+    """The next size that FP8 products take."""
+    return -(-size // ALIGNMENT) * ALIGNMENT
+
+
 def scale_of(x: Tensor, dtype: torch.dtype = E4M3) -> Float[Tensor, ""]:
     """The scale at which the largest number of x is the largest of the format."""
     largest = torch.linalg.vector_norm(x, float("inf")).float()
@@ -52,21 +57,28 @@ def quantised(
 
 
 def product(
-    a: Fp8Tensor, b: Fp8Tensor, dtype: torch.dtype, *, fast: bool = True
+    a: Fp8Tensor,
+    b: Fp8Tensor,
+    dtype: torch.dtype,
+    *,
+    bias: Float[Tensor, "N"] | None = None,
+    fast: bool = True,
 ) -> Float[Tensor, "M N"]:
-    """a bᵀ of (M, K) and (N, K).
+    """a bᵀ + bias of (M, K) and (N, K).
 
     Args:
         a: The left factor.
         b: The right factor, by rows.
         dtype: The dtype of the result.
+        bias: Added to every row; it has the dtype of the result, which is not float32.
         fast: Sum in the tensor cores alone, whose registers have fewer bits than float32.
     """
     if not a.values.is_cuda:
-        return (a.dequantised() @ b.dequantised().T).to(dtype)
+        result = a.dequantised() @ b.dequantised().T
+        return (result if bias is None else result + bias).to(dtype)
 
     return torch._scaled_mm(
-        a.values, b.values.T, a.scale, b.scale, out_dtype=dtype, use_fast_accum=fast
+        a.values, b.values.T, a.scale, b.scale, bias, out_dtype=dtype, use_fast_accum=fast
     )
 
 

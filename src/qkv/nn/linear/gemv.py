@@ -64,8 +64,10 @@ def tile_for(N: int, E: int, *, norm: bool) -> GemvTile:
         return GemvTile(4, min(whole, 256), 1)
     if E > 4096:
         return GemvTile(1, 1024, 4)
+    if E > 2048:
+        return GemvTile(2, whole, 8)
 
-    return GemvTile(2, whole, 8 if E > 2048 else 4)
+    return GemvTile(2, min(whole, 1024), 4)
 
 
 def linear_row(

@@ -9,17 +9,14 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 BLOCK_SIZE = 16
 """Positions per block."""
 
 
-class CachedBlock(NamedTuple):
-    """Content of a full block: its tokens, and its parent block (or, first, the prefix key)."""
-
-    parent: int | str
-    token_ids: tuple[int, ...]
+CachedBlock: TypeAlias = tuple[int | str, tuple[int, ...]]
+"""Content of a full block: the version of its parent (of the first, the prefix key), its tokens."""
 
 
 class KnownPrefix(NamedTuple):
@@ -58,17 +55,24 @@ class BlockAllocator:
 
     def allocate(self) -> int:
         """An unused block; its cached content is forgotten. Raises OutOfBlocks."""
-        if not self.free:
+        blocks = self.allocate_up_to(1)
+        if not blocks:
             raise OutOfBlocks
 
-        block, _ = self.free.popitem(last=False)
-        if block in self.contents:
-            content, _ = self.contents.pop(block)
-            del self.cached[content]
+        return blocks[0]
 
-        self.ref_counts[block] = 1
+    def allocate_up_to(self, count: int) -> list[int]:
+        """As many unused blocks, or all that are left; their cached content is forgotten."""
+        free = self.free
+        contents = self.contents
+        blocks = [free.popitem(last=False)[0] for _ in range(min(count, len(free)))]
+        for block in blocks:
+            self.ref_counts[block] = 1
+            if block in contents:
+                content, _ = contents.pop(block)
+                del self.cached[content]
 
-        return block
+        return blocks
 
     def reserve(self, blocks: int, slots: int) -> BlockAllocator:
         """An allocator of its own, of so many free blocks and slots."""
@@ -100,8 +104,7 @@ class BlockAllocator:
         parent: int | str = prefix_key
 
         for start in range(0, limit - BLOCK_SIZE + 1, BLOCK_SIZE):
-            content = CachedBlock(parent, tuple(token_ids[start : start + BLOCK_SIZE]))
-            block = self.cached.get(content)
+            block = self.cached.get((parent, tuple(token_ids[start : start + BLOCK_SIZE])))
             if block is None:
                 break
 
@@ -118,24 +121,26 @@ class BlockAllocator:
         `known` is what an earlier call returned for the sequence, which holds the blocks since.
         """
         parent = known.parent
+        own, own_parent = known
         for number in range(known.blocks, min(len(blocks), len(token_ids) // BLOCK_SIZE)):
             block = blocks[number]
             start = number * BLOCK_SIZE
-            content = CachedBlock(parent, tuple(token_ids[start : start + BLOCK_SIZE]))
+            content = (parent, tuple(token_ids[start : start + BLOCK_SIZE]))
             cached = self.cached.get(content)
-            if cached is None and block in self.contents:
-                break  # the block is registered with another parent
-
             if cached is None:
+                if block in self.contents:
+                    break  # the block is registered with another parent
+
                 self.version += 1
                 self.cached[content] = cached = block
                 self.contents[block] = (content, self.version)
 
             _, parent = self.contents[cached]
-            if cached == block and known.blocks == number:
-                known = KnownPrefix(number + 1, parent)
+            if cached == block and own == number:
+                own = number + 1
+                own_parent = parent
 
-        return known
+        return KnownPrefix(own, own_parent)
 
 
 def blocks_for(positions: int) -> int:

@@ -83,8 +83,9 @@ class Engine:
         paged = self.generates and model.uses_kv_cache
         table = SequenceTable(rows)
         self.runner = Runner(model, table)
+        prefill_tokens = tokens or PREFILL_TOKENS.get(self.runner.device.type, 512)
         if paged:
-            self.runner = PagedRunner(model, table, cache, rows)
+            self.runner = PagedRunner(model, table, cache, rows, prefill_tokens)
         elif self.generates:
             self.runner = StatefulRunner(model, table, cache)
 
@@ -93,7 +94,7 @@ class Engine:
             BlockAllocator(range(1, self.runner.blocks), reversed(range(rows))),
             table,
             rows,
-            tokens or PREFILL_TOKENS.get(self.runner.device.type, 512),
+            prefill_tokens,
             self.postprocess,
             self.runner.chunk_multiple,
             prefix_caching=paged and not model.has_source,
@@ -230,6 +231,8 @@ class Engine:
     def run(self, batch: ScheduledStep) -> LaunchedStep:
         """Launch a forward pass and sample the next tokens, without waiting for the device."""
         table = self.runner.table
+        if batch.prefill and self.runner.samples_prefill(batch):
+            return self.run_prefill(batch)
         if batch.prefill or not self.runner.samples_decode(batch):
             sequences, token_ids, logprobs = self.run_and_sample(batch)
             slots = np.array([sequence.slot for sequence in sequences], dtype=np.int64)
@@ -240,6 +243,18 @@ class Engine:
         table.advance(batch.slots)
 
         return launch_copy(batch.decode, batch.slots, table.owner[batch.slots], token_ids, {})
+
+    def run_prefill(self, batch: ScheduledStep) -> LaunchedStep:
+        """Read prompts by one CUDA graph, which samples and stores their next tokens."""
+        table = self.runner.table
+        completed = batch.completed_prefill
+        token_ids = self.runner.prefill(batch)
+        self.advance_positions(batch)
+        for sequence in completed:
+            sequence.count_token()
+
+        slots = np.array([sequence.slot for sequence in completed], dtype=np.int64)
+        return launch_copy(completed, slots, table.owner[slots], token_ids, {})
 
     def run_and_sample(
         self, batch: ScheduledStep

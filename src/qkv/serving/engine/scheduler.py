@@ -21,7 +21,6 @@ from qkv.serving.engine.block_allocator import (
     BLOCK_SIZE,
     BlockAllocator,
     KnownPrefix,
-    OutOfBlocks,
     blocks_for,
 )
 from qkv.serving.engine.sequence import SequenceStatus, ServingSequence
@@ -278,7 +277,8 @@ class Scheduler:
         sequence.join(self.table, pool.slots.pop())
         sequence.change_status(SequenceStatus.PREFILL)
         self.running.append(sequence)
-        self.allocate_blocks(sequence, 0)  # all of a model state
+        if self.state_blocks is not None:
+            self.allocate_blocks(sequence, 0)  # all of the state
 
     def blocks_needed(self, sequence: ServingSequence, positions: int) -> int:
         """Blocks for the first positions of a sequence; a model state has a constant size."""
@@ -313,9 +313,10 @@ class Scheduler:
         """Make room for `count` more positions; False if the sequence itself was preempted."""
         needed = self.blocks_needed(sequence, sequence.computed + count)
         while sequence.pool is not None and len(sequence.block_table) < needed:
-            try:
-                sequence.block_table.append(sequence.pool.allocate())
-            except OutOfBlocks:
+            missing = needed - len(sequence.block_table)
+            blocks = sequence.pool.allocate_up_to(missing)
+            sequence.block_table += blocks
+            if len(blocks) < missing:
                 self.preempt_last()
 
         if sequence.slot is not None:

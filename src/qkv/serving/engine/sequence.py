@@ -6,6 +6,7 @@ import copy
 import math
 from enum import Enum, auto
 from functools import cached_property, lru_cache
+from operator import attrgetter
 from typing import Any, Protocol
 
 from jaxtyping import Float
@@ -305,7 +306,7 @@ class ServingSequence:
         tokens = self.new_tokens
         self.chunk_tokens = []
         if self.request.detokenize and not self.text_per_token:
-            self.text.add_tokens(token.id for token in tokens)
+            self.text.add_tokens(map(attrgetter("id"), tokens))
 
         if reason is not None:
             self.text.close()

@@ -10,7 +10,6 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Protocol, get_args, runtime_checkable
 
-import torch
 from rich.console import Console
 from torch import Tensor
 
@@ -26,6 +25,7 @@ from qkv.data.tokens.token_arrays import Pairs, Tokens
 from qkv.models.configs import OwnGPTConfig, RNNLMConfig
 from qkv.models.model import Model
 from qkv.models.registry import Config, build
+from qkv.models.without_numbers import without_numbers
 from qkv.text import Kind, Tokenizer, train
 from qkv.text.special_tokens import OURS
 from qkv.training.objective import Objective
@@ -114,7 +114,7 @@ def assemble(
 
 def meta_model(config: Config) -> Model:
     """A model without numbers, which knows what the model of this config can do."""
-    with torch.device("meta"):
+    with without_numbers():
         return build(config)
 
 

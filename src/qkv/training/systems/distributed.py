@@ -12,17 +12,20 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from qkv.nn.block import Block
 from qkv.training.run_config import Distributed
 from qkv.training.systems.precision import DTYPES, Precision
+
+# FSDP is imported where it is used: importing it takes a second, which every command would pay.
+if TYPE_CHECKING:
+    from torch.distributed.fsdp import FSDPModule
 
 TIMEOUT = timedelta(days=7)
 """The other ranks wait while the first prepares data; a rank that dies is noticed at once."""
@@ -197,6 +200,8 @@ def parallelize(
     if not uses_fsdp(world, distributed):
         return DistributedDataParallel(objective, gradient_as_bucket_view=True)
 
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
     dtype = None
     if precision != "float32":
         dtype = DTYPES[precision]
@@ -220,7 +225,7 @@ def parallelize(
 @contextmanager
 def gradient_sync(module: nn.Module, now: bool) -> Iterator[None]:
     """Whether the backward pass in the context exchanges gradients between the ranks."""
-    if isinstance(module, FSDPModule):
+    if is_sharded(module):
         module.set_requires_gradient_sync(now)
 
     context: AbstractContextManager[Any] = nullcontext()
@@ -233,5 +238,15 @@ def gradient_sync(module: nn.Module, now: bool) -> Iterator[None]:
 
 def reshard(module: nn.Module) -> None:
     """Free the gathered FSDP weights after a forward pass that no backward pass follows."""
-    if isinstance(module, FSDPModule):
+    if is_sharded(module):
         module.reshard()
+
+
+def is_sharded(module: nn.Module) -> TypeGuard[FSDPModule]:
+    """Whether FSDP has divided the module among the ranks; never in a single process."""
+    if not dist.is_initialized():
+        return False
+
+    from torch.distributed.fsdp import FSDPModule
+
+    return isinstance(module, FSDPModule)

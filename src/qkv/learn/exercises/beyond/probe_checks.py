@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -11,9 +12,10 @@ from torch import Tensor
 from qkv.data.batches.batch import Batch
 from qkv.insight.heads.head_ablation import ablate
 from qkv.learn.exercises.beyond.probe_references import (
-    MISTAKES,
+    beside,
     descend,
     mistakes_of_change,
+    mistakes_of_descent,
 )
 from qkv.learn.exercises.beyond.twin_models import randomise
 from qkv.learn.exercises.language_model.matching_gpt import matching_gpt
@@ -133,18 +135,11 @@ def gradient_descent(mine: ModuleType, draw: InputDraw) -> None:
         expect_shape(found[0], tuple(right[0].shape), "fit_probe, the weight", "(C, E)")
         expect_shape(found[1], tuple(right[1].shape), "fit_probe, the bias", "(C,)")
 
-        def beside(pair: Any) -> Tensor:
-            return torch.cat([pair[0], pair[1].unsqueeze(1)], dim=1)
-
-        mistakes = {
-            text: beside(descend(x, y, classes, steps, rate, mistake))
-            for mistake, text in MISTAKES.items()
-        }
         expect_equal(
             beside(found),
             beside(right),
             f"fit_probe after {steps} steps: weight, and bias as the last column",
-            mistakes,
+            partial(mistakes_of_descent, x, y, classes, steps, rate),
             inputs={"x": x, "y": y.unsqueeze(0)},
             tolerance=1e-4,
         )
@@ -340,7 +335,7 @@ def change_of_loss(mine: ModuleType, draw: InputDraw) -> None:
             mine.loss_change(model, ids, layer, head),
             changes[layer, head].item(),
             f"loss_change, layer {layer}, head {head}",
-            mistakes_of_change(twin, batch, changes, layer, head, result.unchanged),
+            partial(mistakes_of_change, twin, batch, changes, layer, head, result.unchanged),
             inputs={"change of the loss by layer and head": changes},
             tolerance=1e-4,
         )

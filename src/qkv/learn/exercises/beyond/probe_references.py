@@ -56,6 +56,21 @@ MISTAKES = {
 """What the student is told of a probe that was trained in a wrong way."""
 
 
+def beside(pair: tuple[Tensor, Tensor]) -> Tensor:
+    """Weight and bias in one tensor, the bias as the last column."""
+    return torch.cat([pair[0], pair[1].unsqueeze(1)], dim=1)
+
+
+def mistakes_of_descent(
+    x: Tensor, y: Tensor, classes: int, steps: int, rate: float
+) -> dict[str, Tensor]:
+    """Probes by known mistakes, by what to tell the student."""
+    return {
+        text: beside(descend(x, y, classes, steps, rate, mistake))
+        for mistake, text in MISTAKES.items()
+    }
+
+
 def mistakes_of_change(
     twin: Any, batch: Batch, changes: Tensor, layer: int, head: int, loss: float
 ) -> dict[str, float]:

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
+@torch.no_grad()
 def wrong_rows(attention: Any, x: Tensor, N: int) -> dict[str, Tensor]:
     """The attention of the last N positions with wrong masks.
 
@@ -39,6 +40,7 @@ def wrong_rows(attention: Any, x: Tensor, N: int) -> dict[str, Tensor]:
     }
 
 
+@torch.no_grad()
 def uncached_logits(model: Any, ids: Tensor, past: int) -> dict[str, Tensor]:
     """The logits of the new tokens after known mistakes.
 

@@ -22,6 +22,8 @@ from qkv.nn.hooks import add_hook
 from qkv.nn.linear.frozen_matrix import quantized_activations
 from qkv.nn.linear.onednn import Prepacked, prepacking, small_enough
 from qkv.serving.engine.block_allocator import BLOCK_SIZE
+from qkv.serving.engine.runners.prefill_cuda_graph import PrefillGraphs
+from qkv.serving.engine.runners.prompt_packing import pack_prompts, write_pasts
 from qkv.serving.engine.runners.runner_cuda_graph import StepGraphs
 from qkv.serving.engine.sampler import to_device
 from qkv.serving.engine.scheduler import ScheduledStep
@@ -61,8 +63,16 @@ class Runner:
         """Whether `decode` can sample the next tokens of all sequences that decode."""
         return False
 
+    def samples_prefill(self, batch: ScheduledStep) -> bool:
+        """Whether `prefill` can read the prompts of a step and sample their next tokens."""
+        return False
+
     def decode(self, batch: ScheduledStep) -> Int[Tensor, "M"]:
         """The next tokens of all sequences that decode, which are then the last tokens."""
+        raise NotImplementedError
+
+    def prefill(self, batch: ScheduledStep) -> Int[Tensor, "M"]:
+        """The next tokens of the prompts that are read to their end."""
         raise NotImplementedError
 
     @quantized_activations()
@@ -95,8 +105,22 @@ class PagedRunner(Runner):
     """Runs a Transformer whose sequences share one paged KV cache of fixed size."""
 
     def __init__(
-        self, model: Model, table: SequenceTable, cache_bytes: int, max_sequences: int
+        self,
+        model: Model,
+        table: SequenceTable,
+        cache_bytes: int,
+        max_sequences: int,
+        max_prefill_tokens: int,
     ) -> None:
+        """Create a runner.
+
+        Args:
+            model: The model.
+            table: The numbers of the running sequences.
+            cache_bytes: Bytes of KV cache.
+            max_sequences: Sequences that run at once.
+            max_prefill_tokens: Prompt tokens per step at most.
+        """
         super().__init__(model, table)
         config = model.config
         self.site = next(site for site in attention_sites(model) if site.kind != "encoder")
@@ -134,17 +158,24 @@ class PagedRunner(Runner):
         self.cpu_blocks = CpuBlocks(model)
         """Blocks that decode with few calls; none on a GPU."""
         self.graphs: StepGraphs | None = None
+        self.prefill_graphs: PrefillGraphs | None = None
         self.plain_parts = PlainParts([], [])
         """Parts of the model that fused kernels compute on a GPU."""
         if self.device.type == "cuda":
             self.plain_parts = plain_parts(model)
             self.graphs = StepGraphs.create(model, self.pages, self.last_tokens, table)
+        if self.graphs is not None:
+            self.prefill_graphs = PrefillGraphs.create(
+                self.graphs, max_sequences, max_prefill_tokens
+            )
 
     def warm_up(self, max_sequences: int) -> None:
         """Capture the CUDA graphs that are likely needed before the first request."""
         if self.graphs is not None:
             with torch.inference_mode():
                 self.graphs.warm_up(max_sequences)
+                if self.prefill_graphs is not None:
+                    self.prefill_graphs.warm_up()
 
     def decodes_alone(self, batch: ScheduledStep) -> bool:
         """Whether a CUDA graph can run the sequences that decode."""
@@ -157,6 +188,30 @@ class PagedRunner(Runner):
 
         return bool(self.table.samples_logits[batch.slots].all())
 
+    def reads_alone(self, batch: ScheduledStep) -> bool:
+        """Whether a CUDA graph can read the prompts of a step in which no sequence decodes."""
+        if self.prefill_graphs is None or batch.decode:
+            return False
+
+        return self.prefill_graphs.supports(batch.prefill)
+
+    def samples_prefill(self, batch: ScheduledStep) -> bool:
+        """Whether a CUDA graph reads the prompts of a step and samples their next tokens."""
+        for sequence in batch.completed_prefill:
+            if not self.table.samples_logits[sequence.slot]:
+                return False
+
+        if any(sequence.reports_prompt for sequence, _ in batch.prefill):
+            return False
+
+        return self.reads_alone(batch)
+
+    def prefill(self, batch: ScheduledStep) -> Int[Tensor, "M"]:
+        """The next tokens of the prompts that are read to their end, which are stored."""
+        assert self.prefill_graphs is not None
+        _, token_ids = self.prefill_graphs.run(batch.prefill)
+        return token_ids
+
     def decode(self, batch: ScheduledStep) -> Int[Tensor, "M"]:
         """The next tokens of all sequences that decode, which are then the last tokens."""
         assert self.graphs is not None
@@ -168,6 +223,9 @@ class PagedRunner(Runner):
         if self.graphs is not None and not batch.prefill and self.decodes_alone(batch):
             logits, _ = self.graphs.run(batch.slots)
             return logits
+        if self.prefill_graphs is not None and self.reads_alone(batch):
+            logits, _ = self.prefill_graphs.run(batch.prefill)
+            return logits
 
         return super().run(batch)
 
@@ -177,9 +235,8 @@ class PagedRunner(Runner):
             if sequence.computed == 0 and sequence.source is not None:
                 self.encode_source(sequence)
 
-            self.write_block_table(sequence)
-
         # The packed batch: the ids of decoding sequences are on the device already
+        write_pasts(self.pages, batch.prefill)
         ids, positions, slot_mapping, slots = self.pack(batch)
         self.pages.block_table[slots, positions] = slot_mapping.int()
         decoding = len(batch.decode)
@@ -202,13 +259,6 @@ class PagedRunner(Runner):
 
         return hidden[0]
 
-    def write_block_table(self, sequence: ServingSequence) -> None:
-        """Map the computed positions of a sequence, which a shared prefix may have filled."""
-        if sequence.computed:
-            mapping = slot_mapping_of(sequence.block_table, np.arange(sequence.computed))
-            row = self.pages.block_table[sequence.slot]
-            row[: sequence.computed] = self.to_device(mapping).int()
-
     def pack(self, batch: ScheduledStep) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Of every new token its id, position, slot mapping and sequence slot, each (N,)."""
         decoding = len(batch.decode)
@@ -219,18 +269,9 @@ class PagedRunner(Runner):
         rows[2, :decoding] = self.table.slot_mapping(batch.slots)
         rows[3, :decoding] = batch.slots
 
-        # Prefill
-        start = decoding
-        for sequence, count in batch.prefill:
-            end = sequence.computed + count
-            positions = np.arange(sequence.computed, end)
-            part = rows[:, start : start + count]
-            part[0] = sequence.token_ids[sequence.computed : end]
-            part[1] = positions
-            part[2] = slot_mapping_of(sequence.block_table, positions)
-            part[3] = sequence.slot or 0
-            start += count
-
+        packed = pack_prompts(batch.prefill, self.table)
+        new = packed.new
+        rows[:, decoding:] = packed.ids, new.positions, new.mapping, new.slots
         ids, positions_, slot_mapping, slots = self.to_device(rows)
 
         return ids, positions_, slot_mapping, slots
@@ -286,7 +327,7 @@ class PagedRunner(Runner):
             new = self.to_device(slot_mapping_of(new_blocks, offsets))
             self.pages.copy(old, new)
 
-        self.write_block_table(twin)
+        write_pasts(self.pages, [(twin, 0)])
         self.pages.source_block_table[twin.slot] = self.pages.source_block_table[beam.slot]
 
     def set_last_tokens(

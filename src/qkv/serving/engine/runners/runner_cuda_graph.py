@@ -21,6 +21,7 @@ from qkv.models.model import Model
 from qkv.nn.attention.kernels.decode import PART
 from qkv.nn.cache import PackedBatch, PagedCache, SequenceGroup
 from qkv.nn.cuda_graph import CudaGraph
+from qkv.nn.decode.dependent_launch import chained
 from qkv.nn.decode.paged_stack import installed, plain_parts
 from qkv.nn.decode.paged_step import begin_step, finish_step
 from qkv.nn.hooks import hook_points_of
@@ -104,7 +105,16 @@ class StepGraphs:
         if self.table.ablated[batch.slots].any():
             return False
 
-        return not any(points.callbacks for points in self.hook_points) and not any(self.hooks)
+        return not self.hooked()
+
+    def hooked(self) -> bool:
+        """Whether any part of the model has a hook."""
+        return any(points.callbacks for points in self.hook_points) or any(self.hooks)
+
+    def memory_pool(self) -> Any:
+        """The memory of all graphs, one of which runs at a time."""
+        self.pool = self.pool or torch.cuda.graph_pool_handle()
+        return self.pool
 
     def warm_up(self, max_sequences: int) -> None:
         """Capture the graphs of short sequences for all batch sizes in use."""
@@ -149,9 +159,8 @@ class StepGraphs:
         self.inputs.zero_()
         self.inputs[2] = self.padding_slot
         step = partial(self.step, size, parts * PART)
-        self.pool = self.pool or torch.cuda.graph_pool_handle()
         with installed(plain_parts(self.model)):
-            self.captured[size, parts] = CudaGraph(step, [self.inputs], pool=self.pool)
+            self.captured[size, parts] = CudaGraph(step, [self.inputs], pool=self.memory_pool())
 
         return self.captured[size, parts]
 
@@ -166,8 +175,9 @@ class StepGraphs:
         state = PackedBatch(self.pages, [group], slot_mapping)
         hidden = self.model.hidden(ids.unsqueeze(0), positions=positions.unsqueeze(0), state=state)
         logits = self.model.logits(hidden[0])
-        token_ids = sample_rows(logits, numbers[-1], numbers[:-1])
-        # If the sampler draws another token, it is stored after this one.
-        finish_step(token_ids, slots, self.last_tokens)
+        with chained():
+            token_ids = sample_rows(logits, numbers[-1], numbers[:-1])
+            # If the sampler draws another token, it is stored after this one.
+            finish_step(token_ids, slots, self.last_tokens)
 
         return logits, token_ids
