@@ -4,7 +4,11 @@
    WIDE_ROWS rows), as many as the registers hold. */
 
 #define VECTORS (PANEL / LANES)
+#ifdef __clang__
+#define UNROLL _Pragma("unroll")
+#else
 #define UNROLL _Pragma("GCC unroll 8")
+#endif
 
 /* Columns e and e + 1 of LANES rows of a panel, from its row `start` on, as pairs of 16 bits. */
 INLINE TARGET VI NAME(weights_at)(const int format, const void *panel, int64_t e, int64_t start) {
