@@ -10,10 +10,6 @@ kernels are done before it reads their results. Three rules keep this correct:
 - Every kernel calls `wait` before its first write. So when one kernel is past its `wait`, all
   kernels before it have ended, and memory may be reused as without dependent launch.
 - The first kernel of a step is launched the ordinary way, after all kernels of the last step.
-
-A kernel may also stand alone between kernels that are launched the ordinary way, such as cuBLAS's
-(`early_launch`): it is launched while the last programs of the kernel before it end. The kernel
-after it waits for its end in any case.
 """
 
 from __future__ import annotations
@@ -77,15 +73,7 @@ def tickets_for(programs: int) -> Int[Tensor, "N"] | None:
 
 def launch_options() -> dict[str, bool]:
     """Keyword arguments for the launch of a Triton kernel with a parameter PDL."""
-    if in_chain():
-        return early_launch()
-
-    return {"PDL": False}
-
-
-def early_launch() -> dict[str, bool]:
-    """The same for a kernel that waits before it reads any result, whatever is before it."""
-    if device_supports(torch.cuda.current_device()):
+    if in_chain() and device_supports(torch.cuda.current_device()):
         return {"PDL": True, "launch_pdl": True}
 
     return {"PDL": False}

@@ -13,13 +13,10 @@ from torch import Tensor
 
 from qkv.nn.attention.kernels.decode import PART, attend_paged
 from qkv.nn.cache.paged import PackedBatch
-from qkv.nn.decode.dependent_launch import early_launch
 
 try:
     import triton
     import triton.language as tl
-
-    from qkv.nn.decode.dependent_launch import wait
 except ImportError:  # Triton comes with PyTorch's GPU builds
     triton = None
 
@@ -48,7 +45,7 @@ def attend_and_store(
         state.slots, output, math.log2(math.e) / math.sqrt(D),
         qkv.stride(0), keys.stride(0), keys.stride(1), state.block_table.stride(0), R * D,
         HEADS=H, KV_HEADS=K, D=D, TILE=tile, ROTARY=rotary is not None, ATTEND=whole,
-        num_warps=warps, **early_launch(),
+        num_warps=warps,
     )  # fmt: skip
     if whole:
         return output
@@ -86,10 +83,9 @@ if triton is not None:
         qkv, rotary, keys, values, block_table, table_rows, lengths, slots, output, scale,
         qkv_row, key_slot, key_head, table_row, next_sine,
         HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, TILE: tl.constexpr,
-        ROTARY: tl.constexpr, ATTEND: tl.constexpr, PDL: tl.constexpr,
+        ROTARY: tl.constexpr, ATTEND: tl.constexpr,
     ):  # fmt: skip
         """The query heads of one key head in one row; without ATTEND the queries are returned."""
-        wait(PDL)  # for the projections, a matrix product
         row = tl.program_id(0).to(tl.int64)
         kv_head = tl.program_id(1)
         group: tl.constexpr = HEADS // KV_HEADS

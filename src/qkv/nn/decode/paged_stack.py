@@ -26,7 +26,6 @@ from qkv.nn.cache.packed_prompts import PackedPrompts
 from qkv.nn.cache.paged import PackedBatch
 from qkv.nn.decode.decode_block import is_plain, matrices
 from qkv.nn.decode.decode_step import INSTALLING, embed, is_plain_embedding
-from qkv.nn.decode.dependent_launch import early_launch
 from qkv.nn.decode.paged_attention import attend_and_store
 from qkv.nn.decode.prompt_attention import attend_prompts
 from qkv.nn.embedding import Embedding
@@ -37,8 +36,6 @@ from qkv.nn.unchanged import same_computation, unchanged
 try:
     import triton
     import triton.language as tl
-
-    from qkv.nn.decode.dependent_launch import wait
 except ImportError:  # Triton comes with PyTorch's GPU builds
     triton = None
 
@@ -170,9 +167,9 @@ def run(
     """Each residual is added in the kernel of the norm that comes next."""
     x = stack.position.add(x, positions)
     rotary = stack.position.angles(positions)
-    residual = torch.empty_like(x[0])  # (N, E), which is changed in place
+    residual = x[0].clone()  # (N, E), which is changed in place
     blocks: list[Any] = list(stack.blocks)
-    hidden = add_and_norm(residual, x[0].contiguous(), None, blocks[0].attention_residual.norm)
+    hidden = blocks[0].attention_residual.norm(residual)
     for number, block in enumerate(blocks):
         qkv, output, _, _ = matrices(block)
         projected = F.linear(hidden, qkv.weight, qkv.bias)  # (N, (H + 2K) D)
@@ -182,14 +179,14 @@ def run(
             heads = attend_prompts(projected, block.attention, rotary, mask, state)
 
         update = F.linear(heads, output.weight, output.bias)
-        hidden = add_and_norm(residual, residual, update, block.feed_forward_residual.norm)
+        hidden = add_and_norm(residual, update, block.feed_forward_residual.norm)
 
         update = feed_forward(block, hidden)
         following: Any = stack.norm
         if number + 1 < len(blocks):
             following = blocks[number + 1].attention_residual.norm
 
-        hidden = add_and_norm(residual, residual, update, following)
+        hidden = add_and_norm(residual, update, following)
 
     return hidden.unsqueeze(0)
 
@@ -208,26 +205,20 @@ def feed_forward(block: Any, x: Float[Tensor, "N E"]) -> Float[Tensor, "N E"]:
 
 
 def add_and_norm(
-    residual: Float[Tensor, "R E"],
-    source: Float[Tensor, "R E"],
-    update: Float[Tensor, "R E"] | None,
-    norm: LayerNorm | RMSNorm | None,
+    residual: Float[Tensor, "R E"], update: Float[Tensor, "R E"], norm: LayerNorm | RMSNorm | None
 ) -> Float[Tensor, "R E"]:
-    """Write the sum of source and update into the residual stream; returns its norm.
-
-    The source may be the stream before, at the same address.
-    """
+    """Add the update to the residual stream in place; returns its norm."""
     if norm is None:
-        return source if update is None else source + update
+        residual += update
+        return residual
 
     R, E = residual.shape
     shift = norm.bias if isinstance(norm, LayerNorm) else None
     output = torch.empty_like(residual)
     lanes = triton.next_power_of_2(E)
     add_and_norm_row[(R,)](
-        residual, source, update, norm.gain, shift, output, E, norm.epsilon,
-        LANES=lanes, UPDATE=update is not None, SHIFT=shift is not None,
-        num_warps=min(8, max(1, lanes // 256)), **early_launch(),
+        residual, update, norm.gain, shift, output, E, norm.epsilon,
+        LANES=lanes, SHIFT=shift is not None, num_warps=min(8, max(1, lanes // 256)),
     )  # fmt: skip
 
     return output
@@ -237,24 +228,17 @@ if triton is not None:
 
     @triton.jit
     def add_and_norm_row(  # type: ignore[no-untyped-def]
-        residual, source, update, gain, shift, output, E, epsilon,
-        LANES: tl.constexpr, UPDATE: tl.constexpr, SHIFT: tl.constexpr, PDL: tl.constexpr,
+        residual, update, gain, shift, output, E, epsilon,
+        LANES: tl.constexpr, SHIFT: tl.constexpr,
     ):  # fmt: skip
         """The residual stream of one row, and its LayerNorm, or RMSNorm without a shift."""
         row = tl.program_id(0).to(tl.int64) * E
         e = tl.arange(0, LANES)
         inside = e < E
-        weight = tl.load(gain + e, mask=inside, other=0.0).to(tl.float32)
-        if SHIFT:
-            offset = tl.load(shift + e, mask=inside, other=0.0).to(tl.float32)
-
-        wait(PDL)  # for the update, a matrix product, or for the embedding
+        x = tl.load(residual + row + e, mask=inside, other=0.0)
         dtype: tl.constexpr = residual.dtype.element_ty
-        x = tl.load(source + row + e, mask=inside, other=0.0)
-        if UPDATE:
-            x = x.to(tl.float32) + tl.load(update + row + e, mask=inside, other=0.0).to(tl.float32)
-            x = x.to(dtype)
-
+        x = x.to(tl.float32) + tl.load(update + row + e, mask=inside, other=0.0).to(tl.float32)
+        x = x.to(dtype)
         tl.store(residual + row + e, x, mask=inside)
 
         x = x.to(tl.float32)
@@ -262,8 +246,9 @@ if triton is not None:
             x = tl.where(inside, x - tl.sum(x, 0) / E, 0.0)
 
         variance = tl.sum(x * x, 0) / E
+        weight = tl.load(gain + e, mask=inside, other=0.0).to(tl.float32)
         x = x * tl.rsqrt(variance + epsilon) * weight
         if SHIFT:
-            x += offset
+            x += tl.load(shift + e, mask=inside, other=0.0).to(tl.float32)
 
         tl.store(output + row + e, x.to(dtype), mask=inside)

@@ -8,13 +8,9 @@ from __future__ import annotations
 from jaxtyping import Int
 from torch import Tensor
 
-from qkv.nn.decode.dependent_launch import launch_options
-
 try:
     import triton
     import triton.language as tl
-
-    from qkv.nn.decode.dependent_launch import wait
 except ImportError:  # Triton comes with PyTorch's GPU builds
     triton = None
 
@@ -57,7 +53,7 @@ def finish_step(
         last_tokens[slots] = tokens.clamp(min=0)
         return
 
-    finish_row[(len(tokens),)](tokens, slots, last_tokens, num_warps=1, **launch_options())
+    finish_row[(len(tokens),)](tokens, slots, last_tokens, num_warps=1)
 
 
 if triton is not None:
@@ -76,11 +72,8 @@ if triton is not None:
         tl.store(lengths + row, position + 1)
 
     @triton.jit
-    def finish_row(  # type: ignore[no-untyped-def]
-        tokens, slots, last_tokens, PDL: tl.constexpr
-    ):
+    def finish_row(tokens, slots, last_tokens):  # type: ignore[no-untyped-def]
         """One row."""
-        wait(PDL)  # for the tokens
         row = tl.program_id(0)
         token = tl.maximum(tl.load(tokens + row), 0)
         tl.store(last_tokens + tl.load(slots + row), token)

@@ -21,7 +21,6 @@ from qkv.nn.block import Stack
 from qkv.nn.cache import PackedPrompts
 from qkv.nn.cuda_graph import CudaGraph
 from qkv.nn.decode import paged_stack
-from qkv.nn.decode.dependent_launch import chained
 from qkv.nn.decode.paged_step import finish_step
 from qkv.nn.decode.prompt_attention import tile_tokens
 from qkv.serving.engine.runners.prompt_packing import (
@@ -210,10 +209,9 @@ class PrefillGraphs:
         rows, slots = ends
         logits = self.model.logits(hidden[0].index_select(0, rows))
         numbers = numbers.view(torch.float64)
-        with chained():
-            token_ids = sample_rows(logits, numbers[-1], numbers[:-1])
-            # If the sampler draws another token, it is stored after this one.
-            finish_step(token_ids, slots, self.last_tokens)
+        token_ids = sample_rows(logits, numbers[-1], numbers[:-1])
+        # If the sampler draws another token, it is stored after this one.
+        finish_step(token_ids, slots, self.last_tokens)
 
         return logits, token_ids
 

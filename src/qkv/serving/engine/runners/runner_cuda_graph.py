@@ -21,7 +21,6 @@ from qkv.models.model import Model
 from qkv.nn.attention.kernels.decode import PART
 from qkv.nn.cache import PackedBatch, PagedCache, SequenceGroup
 from qkv.nn.cuda_graph import CudaGraph
-from qkv.nn.decode.dependent_launch import chained
 from qkv.nn.decode.paged_stack import installed, plain_parts
 from qkv.nn.decode.paged_step import begin_step, finish_step
 from qkv.nn.hooks import hook_points_of
@@ -175,9 +174,8 @@ class StepGraphs:
         state = PackedBatch(self.pages, [group], slot_mapping)
         hidden = self.model.hidden(ids.unsqueeze(0), positions=positions.unsqueeze(0), state=state)
         logits = self.model.logits(hidden[0])
-        with chained():
-            token_ids = sample_rows(logits, numbers[-1], numbers[:-1])
-            # If the sampler draws another token, it is stored after this one.
-            finish_step(token_ids, slots, self.last_tokens)
+        token_ids = sample_rows(logits, numbers[-1], numbers[:-1])
+        # If the sampler draws another token, it is stored after this one.
+        finish_step(token_ids, slots, self.last_tokens)
 
         return logits, token_ids
