@@ -233,8 +233,9 @@ def test_the_memory_of_sparse_flash_grows_with_the_length(name: str) -> None:
         torch.autograd.grad(output.sum(), (query, key, value))
         return torch.cuda.max_memory_allocated() - before
 
+    # Shorter sequences have fewer splits of the queries than a long one may have
     memory(2048)  # what is allocated once
-    assert memory(8192) < 4.5 * memory(2048)
+    assert memory(32768) < 4.5 * memory(8192)
 
 
 def causal_pattern(name: str):

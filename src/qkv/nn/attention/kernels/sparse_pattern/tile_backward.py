@@ -97,6 +97,7 @@ def backward(
         tile = tile_of(KEY_TILE, D)
         tiles = triton.cdiv(blocks * summary, tile["KEYS"])
         splits = min(triton.cdiv(PROGRAMS, tiles * B * K), triton.cdiv(T, 256))
+        splits = min(splits, triton.cdiv(stride, 4 * summary))  # half the memory of dk and dv
         partial = query.new_empty(2, splits, B, blocks * summary, K, D, dtype=torch.float32)
         backward_summaries[(tiles * K, B, splits)](
             *inputs, sums, deltas, *partial, *sizes, triton.cdiv(T, splits), **constants, **tile
