@@ -71,12 +71,13 @@ nothing left to do.
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     tests = Counter(item.path for item in items)
 
-    def place(item: pytest.Item) -> tuple[int, int]:
-        name = item.path.relative_to(HERE).as_posix()
-        first = LONGEST.index(name) if name in LONGEST else len(LONGEST)
+    longest = [HERE / name for name in LONGEST]
+
+    def rank(item: pytest.Item) -> tuple[int, int]:
+        first = longest.index(item.path) if item.path in longest else len(longest)
         return first, -tests[item.path]
 
-    items.sort(key=place)
+    items.sort(key=rank)
     if torch.cuda.is_available():
         return
 

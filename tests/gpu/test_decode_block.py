@@ -220,7 +220,7 @@ def test_a_captured_prefill_equals_the_plain_one(kind: str) -> None:
 
     _, graph = qkv().decode_cuda_graph.graphs[model]
     assert list(graph.prefills.captured) == [(2, 64), (2, 32)]
-    assert None not in graph.prefills.captured.values()
+    assert all(prompts.graph is not None for prompts in graph.prefills.captured.values())
 
 
 def test_a_sequence_goes_on_where_the_cuda_graph_ends() -> None:

@@ -14,11 +14,11 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from qkv.data.batches.padding import pad_rows
+from qkv.data.batches.padding import pad_rows, up_to
 from qkv.generation.generation_batch import GenerationBatch, Steps
 from qkv.generation.kernels.finish_step import StepCounters, token_memory
+from qkv.generation.kernels.prompt_cuda_graph import PromptGraphs
 from qkv.generation.prefill import next_logits
-from qkv.generation.prompt_cuda_graph import PromptGraphs
 from qkv.generation.sampling_params import on_device, process_logits, sample_tokens
 from qkv.models.model import Model
 from qkv.nn.cache import KeyValueCache, StaticCache
@@ -106,14 +106,14 @@ class GraphKey(NamedTuple):
 
 def graph_key(model: Model, batch: GenerationBatch, slots: int) -> GraphKey:
     """The key of a batch that needs this many slots in the cache."""
-    capacity = -(-slots // TILE) * TILE
+    capacity = up_to(slots, TILE)
     if model.config.position == "learned":
         capacity = min(capacity, model.config.context)
 
     return GraphKey(
         rows=len(batch.sequences),
         capacity=capacity,
-        length=-(-batch.length // TILE) * TILE,
+        length=up_to(batch.length, TILE),
         ends=batch.ends,
         sampling_params=repr(batch.sampling_params),
         weights=tuple((weight.data_ptr(), weight.dtype) for weight in model.parameters()),

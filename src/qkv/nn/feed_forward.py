@@ -35,10 +35,11 @@ def activate(x: Tensor, kind: Activation) -> Tensor:
 
 def gelu_tanh(x: Tensor) -> Tensor:
     """GELU with tanh: on a CPU, without autograd, by the kernel in C, four times as fast."""
-    kernels = native_library.library()
     no_gradient = not torch.is_grad_enabled() or not x.requires_grad
-    if kernels is not None and no_gradient and native_library.in_memory(x):
-        return kernels.activate(x, ACTIVATIONS["gelu_tanh"])
+    if no_gradient and native_library.in_memory(x):  # False for torch.compile
+        kernels = native_library.library()
+        if kernels is not None:
+            return kernels.activate(x, ACTIVATIONS["gelu_tanh"])
 
     return F.gelu(x, approximate="tanh")
 

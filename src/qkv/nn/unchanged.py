@@ -39,7 +39,10 @@ def fused(kind: T) -> T:
 
 
 def same_computation(function: F) -> F:
-    """Mark a replaced method that gives the same numbers, such as gradient checkpointing."""
+    """Mark a replaced method that gives the same numbers, such as gradient checkpointing.
+
+    In training, those of FP8 are the same within its precision.
+    """
     setattr(function, SAME, True)
     return function
 

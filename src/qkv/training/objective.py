@@ -101,7 +101,8 @@ class Objective(nn.Module):
     def use_fp8(self, *, feed_forward: bool = True) -> None:
         """In training, compute the output layer and wide feed-forward layers in FP8.
 
-        Call it before `compile_reader`.
+        Call it before `compile_reader`. The model's feed-forward layers stay so: another objective
+        of the same model object trains them in FP8, too.
         """
         self.fp8 = True
         if feed_forward:

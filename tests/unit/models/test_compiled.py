@@ -19,6 +19,7 @@ KINDS = {
     "rotary, window": {"position": "rotary", "window": 3},
     "alibi, grouped": {"position": "alibi", "kv_heads": 2},
     "strided": {"sparse": "strided", "stride": 2},
+    "GPT-2's GELU": {"activation": "gelu_tanh"},
 }
 
 

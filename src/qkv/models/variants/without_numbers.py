@@ -16,7 +16,7 @@ DRAWS = (init.normal_, init.uniform_, init.kaiming_uniform_, Tensor.normal_, Ten
 
 
 class SkippedDraws(TorchFunctionMode):
-    """Leaves tensors as they are when random numbers would be drawn into them."""
+    """Leaves tensors without memory as they are when random numbers would be drawn into them."""
 
     def __torch_function__(
         self,
@@ -26,7 +26,9 @@ class SkippedDraws(TorchFunctionMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         if func in DRAWS:
-            return args[0] if args else (kwargs or {})["tensor"]
+            tensor = args[0] if args else (kwargs or {})["tensor"]
+            if tensor.is_meta:
+                return tensor
 
         return func(*args, **(kwargs or {}))
 

@@ -212,7 +212,11 @@ def compiled_version(functions: Any) -> int | None:
 def compiled_layout(functions: Any) -> Layout:
     """Where the fields of a compiled file's structures are."""
     layout: Layout = {}
-    fields = ctypes.pointer(Field.in_dll(functions, "structure_fields"))
+    try:
+        fields = ctypes.pointer(Field.in_dll(functions, "structure_fields"))
+    except ValueError:  # it has no such name
+        return layout
+
     number = 0
     while fields[number].name is not None:
         field = fields[number]
