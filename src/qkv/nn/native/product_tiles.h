@@ -148,6 +148,31 @@ INLINE TARGET void NAME(few_rows)(const int format, const Multiplication *m, int
 #undef WITH
 }
 
+/* One row times up to 32 rows of a float32 matrix, one after the other: memory is read fastest in one
+   stream. */
+INLINE TARGET void NAME(row_float)(const Multiplication *m, int64_t panel, int64_t first, float *y) {
+    const int64_t E = m->product->E;
+    const float *w = (const float *)m->product->weight + panel * PANEL * E;
+    const int64_t rows = MIN(PANEL, m->product->N - panel * PANEL);
+    const float *x = (m->product->norm == NO_NORM ? m->x : m->normalised) + first * E;
+    for (int64_t n = 0; n < rows; n++, w += E) {
+        VF sum[8];
+        UNROLL for (int i = 0; i < 8; i++) sum[i] = ZERO_FLOAT;
+
+        int64_t e = 0;
+        for (; e + 8 * LANES <= E; e += 8 * LANES) {
+            UNROLL for (int i = 0; i < 8; i++)
+                sum[i] = MULTIPLY_ADD(LOAD(x + e + i * LANES), LOAD(w + e + i * LANES), sum[i]);
+        }
+        for (; e + LANES <= E; e += LANES) sum[0] = MULTIPLY_ADD(LOAD(x + e), LOAD(w + e), sum[0]);
+
+        UNROLL for (int i = 0; i < 4; i++) sum[i] = ADD(sum[i], sum[i + 4]);
+        float total = SUM(ADD(ADD(sum[0], sum[1]), ADD(sum[2], sum[3])));
+        for (; e < E; e++) total += x[e] * w[e];
+        y[n] = total;
+    }
+}
+
 /* R rows times up to 32 rows of a float32 matrix, I of them together. */
 INLINE TARGET void NAME(tile_float)(const int R, const int I, const Multiplication *m, int64_t panel,
                                     int64_t first, float *y) {
@@ -198,7 +223,7 @@ INLINE TARGET void NAME(panel_product)(const Multiplication *m, int64_t panel, i
     else {
 #define WITH(rows) \
     case rows: NAME(tile_float)(rows, rows <= WIDE_ROWS ? 4 : 2, m, panel, first, y); break;
-        switch (count) { WITH(1) WITH(2) WITH(3) WITH(4) WITH(5) WITH(6) }
+        switch (count) { case 1: NAME(row_float)(m, panel, first, y); break; WITH(2) WITH(3) WITH(4) WITH(5) WITH(6) }
 #undef WITH
     }
 
