@@ -62,7 +62,7 @@ class BlockAllocator:
         return blocks[0]
 
     def allocate_up_to(self, count: int) -> list[int]:
-        """As many unused blocks, or all that are left; their cached content is forgotten."""
+        """Up to `count` unused blocks; their cached content is forgotten."""
         free = self.free
         contents = self.contents
         blocks = [free.popitem(last=False)[0] for _ in range(min(count, len(free)))]

@@ -41,7 +41,7 @@ from qkv.serving.engine.runners.runner_cuda_graph import (
 SMALLEST = 64
 """Tokens of the smallest graph."""
 TOKENS_EACH = 16
-"""A graph has room for one sequence per so many tokens; the largest for all sequences."""
+"""Tokens of a graph for each sequence that it has room for; the largest has room for all."""
 FEWEST = 8
 """Sequences that each graph has room for."""
 INTEGERS = 4
