@@ -11,7 +11,6 @@ those of `serve_gpu`; `--kinds` are the sampling parameters.
 from __future__ import annotations
 
 import cProfile
-import gc
 import pstats
 import statistics
 import time
@@ -26,6 +25,7 @@ from qkv.generation import SamplingParams
 from qkv.models import build, preset
 from qkv.serving.engine.engine import Engine
 from qkv.serving.engine.generation_request import GenerationRequest, RequestHandle
+from qkv.serving.garbage import freeze_loaded
 
 KINDS = {
     "greedy": [SamplingParams(temperature=0)],
@@ -157,8 +157,7 @@ def main(options: Options) -> None:
         f"{options.preset}, {options.clients} x {options.prompt} in, {options.tokens} out, "
         f"{options.precision}; {machine()}; warm-up {time.perf_counter() - begin:.1f} s"
     )
-    gc.collect()
-    gc.freeze()  # as the model host does
+    freeze_loaded()
     for kind in options.kinds:
         turns = []
         for turn in range(options.turns + 2):

@@ -6,7 +6,6 @@ Two models that compute at the same time are slower than one after the other.
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import threading
 import time
@@ -27,6 +26,7 @@ from qkv.serving.engine.generation_request import (
 )
 from qkv.serving.error_log import as_exception, log_unexpected, stack_of
 from qkv.serving.fair_shares import FairShares
+from qkv.serving.garbage import freeze_loaded
 from qkv.serving.job_thread import JobQueue, JobThread, Work, use_threads
 from qkv.serving.model_entry import KEPT_FINISH_TIMES, MAX_RETRY_SECONDS, ModelEntry
 from qkv.serving.timings import EngineTimings
@@ -121,9 +121,7 @@ class ModelHost:
 
         self.on_change(entry)
 
-        # Freeze what is loaded: garbage collections that traverse it would delay the steps
-        gc.collect()
-        gc.freeze()
+        freeze_loaded()
 
     # Requests
 

@@ -36,7 +36,7 @@ class IncrementalDetokenizer:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
-        self.skipped = tokenizer.special - {tokenizer.unknown}
+        self.skipped = tokenizer.without_text
         self.byte_level = "ByteLevel" in tokenizer.decoders
         self.only_byte_level = self.byte_level and tokenizer.decoders <= {"Sequence", "ByteLevel"}
         """Nothing remains to be done once the bytes are characters."""
@@ -135,7 +135,7 @@ class BytesById(dict[int, bytes]):
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.inner = tokenizer.inner
-        self.skipped = tokenizer.special - {tokenizer.unknown}
+        self.skipped = tokenizer.without_text
 
     def __missing__(self, id: int) -> bytes:
         token = self.inner.id_to_token(id)

@@ -222,8 +222,7 @@ class Tokenizer:
         if numbers and min(numbers) < 0:
             raise ValueError(f"ids: expected 0 or more, found {min(numbers)}")
 
-        skipped = self.special - {self.unknown}
-        shown = [id for id in numbers if id not in skipped]
+        shown = [id for id in numbers if id not in self.without_text]
         return self.inner.decode(shown, skip_special_tokens=False)
 
     @cached_property
@@ -239,8 +238,13 @@ class Tokenizer:
 
     @cached_property
     def special(self) -> frozenset[int]:
-        """The ids of all special tokens, which stand for no text."""
+        """The ids of all special tokens."""
         return frozenset(special_ids(self.inner).values())
+
+    @cached_property
+    def without_text(self) -> frozenset[int]:
+        """The special tokens that a decoded text leaves out: all but the unknown token."""
+        return self.special - {self.unknown}
 
     @cached_property
     @panics_as_errors

@@ -7,16 +7,21 @@ its content until it is allocated again, least recently used first.
 
 from __future__ import annotations
 
+from array import array
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple, TypeAlias
 
 BLOCK_SIZE = 16
 """Positions per block."""
+BLOCK_BYTES = BLOCK_SIZE * array("i").itemsize
 
 
-CachedBlock: TypeAlias = tuple[int | str, tuple[int, ...]]
-"""Content of a full block: the version of its parent (of the first, the prefix key), its tokens."""
+CachedBlock: TypeAlias = tuple[int | str, bytes]
+"""Content of a full block: the version of its parent (of the first, the prefix key), its tokens.
+
+The tokens are bytes, which Python hashes once, and which garbage collections skip.
+"""
 
 
 class KnownPrefix(NamedTuple):
@@ -68,9 +73,9 @@ class BlockAllocator:
         blocks = [free.popitem(last=False)[0] for _ in range(min(count, len(free)))]
         for block in blocks:
             self.ref_counts[block] = 1
-            if block in contents:
-                content, _ = contents.pop(block)
-                del self.cached[content]
+            known = contents.pop(block, None)
+            if known is not None:
+                del self.cached[known[0]]
 
         return blocks
 
@@ -104,7 +109,8 @@ class BlockAllocator:
         parent: int | str = prefix_key
 
         for start in range(0, limit - BLOCK_SIZE + 1, BLOCK_SIZE):
-            block = self.cached.get((parent, tuple(token_ids[start : start + BLOCK_SIZE])))
+            tokens = as_bytes(token_ids[start : start + BLOCK_SIZE])
+            block = self.cached.get((parent, tokens))
             if block is None:
                 break
 
@@ -121,11 +127,13 @@ class BlockAllocator:
         `known` is what an earlier call returned for the sequence, which holds the blocks since.
         """
         parent = known.parent
-        own, own_parent = known
-        for number in range(known.blocks, min(len(blocks), len(token_ids) // BLOCK_SIZE)):
+        registered, last_version = known
+        end = min(len(blocks), len(token_ids) // BLOCK_SIZE)
+        tokens = as_bytes(token_ids[known.blocks * BLOCK_SIZE : end * BLOCK_SIZE])
+        for number in range(known.blocks, end):
             block = blocks[number]
-            start = number * BLOCK_SIZE
-            content = (parent, tuple(token_ids[start : start + BLOCK_SIZE]))
+            start = (number - known.blocks) * BLOCK_BYTES
+            content = (parent, tokens[start : start + BLOCK_BYTES])
             cached = self.cached.get(content)
             if cached is None:
                 if block in self.contents:
@@ -136,11 +144,16 @@ class BlockAllocator:
                 self.contents[block] = (content, self.version)
 
             _, parent = self.contents[cached]
-            if cached == block and own == number:
-                own = number + 1
-                own_parent = parent
+            if cached == block and registered == number:
+                registered = number + 1
+                last_version = parent
 
-        return KnownPrefix(own, own_parent)
+        return KnownPrefix(registered, last_version)
+
+
+def as_bytes(token_ids: Sequence[int]) -> bytes:
+    """Token ids as bytes, BLOCK_BYTES for a full block."""
+    return array("i", token_ids).tobytes()
 
 
 def blocks_for(positions: int) -> int:

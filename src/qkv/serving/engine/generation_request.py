@@ -40,6 +40,17 @@ class TokenLogprob(NamedTuple):
     """The most likely first."""
 
 
+class PlainTokens(dict[int, TokenLogprob]):
+    """Tokens without logprobs by their ids: a table is faster than a new object for each."""
+
+    def __missing__(self, id: int) -> TokenLogprob:
+        token = self[id] = TokenLogprob(id)
+        return token
+
+
+PLAIN_TOKENS = PlainTokens()
+
+
 class OutputChunk(NamedTuple):
     """New output of one sample of a request."""
 

@@ -180,11 +180,27 @@ class Scheduler:
             slots = slots[runs]
 
         if self.state_blocks is None:
-            for row in self.table.without_room(slots).tolist():
-                if decode[row].slot is not None:  # not preempted for an earlier row
-                    self.allocate_blocks(decode[row], 1)
+            rows = self.table.without_room(slots)
+            self.add_blocks([decode[row] for row in rows.tolist()], slots[rows])
 
         return decode, slots
+
+    def add_blocks(self, sequences: list[ServingSequence], slots: Slots) -> None:
+        """Give a block to each of these running sequences, whose blocks are full."""
+        if len(sequences) > len(self.blocks.free) or any(
+            sequence.pool is not self.blocks for sequence in sequences
+        ):
+            for sequence in sequences:
+                if sequence.slot is not None:  # not preempted for an earlier one
+                    self.allocate_blocks(sequence, 1)
+
+            return
+
+        blocks = self.blocks.allocate_up_to(len(sequences))
+        for sequence, block in zip(sequences, blocks, strict=True):
+            sequence.block_table.append(block)
+
+        self.table.add_blocks(slots, blocks)
 
     def running_by_status(self) -> RunningByStatus:
         """The running sequences, sorted again only after a change."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from enum import Enum, auto
-from functools import cached_property, lru_cache
+from functools import cached_property
 from operator import attrgetter
 from typing import Any, Protocol
 
@@ -17,6 +17,7 @@ from qkv.generation.sampling_params import BROKEN, NO_LIKELIEST, TokenCounts
 from qkv.generation.stop import Reason, StopRule, StopStringFilter
 from qkv.serving.engine.block_allocator import BlockAllocator, KnownPrefix
 from qkv.serving.engine.generation_request import (
+    PLAIN_TOKENS,
     Alternative,
     GenerationRequest,
     OutputChunk,
@@ -195,7 +196,7 @@ class ServingSequence:
 
         token_ids = self.table.take_tokens(self.slot)
         self.known_ids += token_ids
-        self.chunk_tokens += map(plain_token, token_ids)
+        self.chunk_tokens += map(PLAIN_TOKENS.__getitem__, token_ids)
 
     @property
     def token_ids(self) -> list[int]:
@@ -289,7 +290,7 @@ class ServingSequence:
         if reason == "end":
             return reason
 
-        token = plain_token(token_id)
+        token = PLAIN_TOKENS[token_id]
         if self.text_per_token:
             logprob, alternatives = top or (None, [])
             likely = alternatives[: self.request.logprobs]
@@ -335,12 +336,6 @@ class ServingSequence:
         other.block_table = []
         other.source_block_table = []
         return other
-
-
-@lru_cache(maxsize=1 << 18)
-def plain_token(token_id: int) -> TokenLogprob:
-    """A token without a logprob; one object for all sequences."""
-    return TokenLogprob(token_id)
 
 
 def samples_logits(request: GenerationRequest) -> bool:

@@ -21,8 +21,10 @@ ENDS = 4
 """End ids per row; a sequence with more is handled token by token."""
 NO_END = -2
 """Fills the columns of missing end ids: no token, and not BROKEN."""
-BUFFERED = 64
-"""Tokens and uniform numbers per row before Python handles the row again."""
+UNIFORMS = 64
+"""Uniform numbers that are drawn for a row at a time."""
+BUFFERED = 256
+"""Tokens per row before they are added to the sequence's list."""
 
 owners = count(1)
 Slots = Int64[np.ndarray, "N"]
@@ -79,9 +81,9 @@ class SequenceTable:
         self.ends = np.full((slots, ENDS), NO_END, dtype=np.int64)
         self.filters = np.zeros((len(RowFilters._fields), slots))
         self.sources: dict[int, Callable[[int, int], list[float]]] = {}
-        self.uniforms = np.ones((slots, BUFFERED))
+        self.uniforms = np.ones((slots, UNIFORMS))
         self.drawn = np.full(slots, -1)
-        """Which BUFFERED tokens the uniform numbers of a slot are for."""
+        """Which UNIFORMS tokens the uniform numbers of a slot are for."""
         self.tokens = np.zeros((slots, BUFFERED), dtype=np.int64)
         """Tokens that the host has read, but not added to the sequence's list."""
         self.buffered = np.zeros(slots, dtype=np.int64)
@@ -120,6 +122,11 @@ class SequenceTable:
         if block_table:
             self.last_block[slot] = block_table[-1]
 
+    def add_blocks(self, slots: Slots, blocks: list[int]) -> None:
+        """Note another block of each of these rows."""
+        self.blocks[slots] += 1
+        self.last_block[slots] = blocks
+
     # A decode step
 
     def may_decode(self, slots: Slots) -> Bool[np.ndarray, "N"]:
@@ -142,19 +149,19 @@ class SequenceTable:
     def next_uniforms(self, slots: Slots) -> np.ndarray:
         """The uniform number of each row's next token; any number for a greedy row."""
         generated = self.generated[slots]
-        missing = self.drawn[slots] != generated // BUFFERED
+        missing = self.drawn[slots] != generated // UNIFORMS
         if missing.any():
             for slot in slots[missing & (self.filters[0, slots] > 0)].tolist():
                 self.draw(slot)
 
-        return self.uniforms[slots, generated % BUFFERED]
+        return self.uniforms[slots, generated % UNIFORMS]
 
     def draw(self, slot: int) -> None:
         """Fill the row of uniform numbers from the next token's on."""
         first = int(self.generated[slot])
-        begin = first % BUFFERED
-        self.drawn[slot] = first // BUFFERED
-        self.uniforms[slot, begin:] = self.sources[slot](first, first + BUFFERED - begin)
+        begin = first % UNIFORMS
+        self.drawn[slot] = first // UNIFORMS
+        self.uniforms[slot, begin:] = self.sources[slot](first, first + UNIFORMS - begin)
 
     # Received tokens
 

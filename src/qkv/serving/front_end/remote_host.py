@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import gc
 import itertools
 import pickle
 from array import array
@@ -13,6 +12,7 @@ from typing import Any, Literal, NamedTuple, NoReturn
 
 from qkv.generation.stop import Reason, StopStringFilter
 from qkv.serving.engine.generation_request import (
+    PLAIN_TOKENS,
     GenerationRequest,
     Mailbox,
     OutputChunk,
@@ -22,6 +22,7 @@ from qkv.serving.engine.generation_request import (
     Update,
 )
 from qkv.serving.front_end.channel import Channel, Kind, unpack_tokens
+from qkv.serving.garbage import freeze_loaded
 from qkv.serving.http.direct_routes import PassedOn
 from qkv.serving.preparation import PreparationPool
 from qkv.text.tokenizer import Tokenizer
@@ -35,17 +36,6 @@ class Ended(NamedTuple):
     reason: Reason
     token_ids: bytes
     """The last tokens, packed."""
-
-
-class PlainTokens(dict[int, TokenLogprob]):
-    """Tokens without logprobs by their ids: a table is faster than a new object for each."""
-
-    def __missing__(self, id: int) -> TokenLogprob:
-        token = self[id] = TokenLogprob(id)
-        return token
-
-
-PLAIN_TOKENS = PlainTokens()
 
 
 @dataclass(frozen=True)
@@ -192,9 +182,7 @@ class RemoteHost:
         if model is not None:
             self.entries[name] = RemoteModel(name, model, tokenizer, self.queue)
 
-        # Freeze what is loaded: garbage collections that traverse it would delay the streams
-        gc.collect()
-        gc.freeze()
+        freeze_loaded()
 
     def add_tokens(self, payload: bytes) -> None:
         """Collect new tokens; `put_chunks` gives them to their readers."""

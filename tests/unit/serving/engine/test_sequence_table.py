@@ -9,7 +9,7 @@ import numpy as np
 from qkv.generation.kernels.sampling_kernel import RowFilters
 from qkv.generation.sampling import UniformNumbers
 from qkv.generation.sampling_params import BROKEN
-from qkv.serving.engine.sequence_table import BUFFERED, RowSettings, SequenceTable
+from qkv.serving.engine.sequence_table import BUFFERED, UNIFORMS, RowSettings, SequenceTable
 
 DRAWN = RowFilters.create(1.0, None, None, None)
 GREEDY = RowFilters.create(0, None, None, None)
@@ -61,8 +61,8 @@ def test_uniform_numbers_after_a_step_that_asked_for_none() -> None:
     table.join(0, 0, 0, settings(seed=5))
     slots = np.array([0])
     numbers = UniformNumbers(5)
-    for position in range(2 * BUFFERED + 3):
-        if position not in (BUFFERED, 2 * BUFFERED):
+    for position in range(2 * UNIFORMS + 3):
+        if position not in (UNIFORMS, 2 * UNIFORMS):
             assert table.next_uniforms(slots).tolist() == [numbers[position]]
 
         table.advance(slots)
