@@ -2,7 +2,8 @@
 
 torch.optim.Muon always iterates in bf16, one matrix at a time. A CPU without bf16 instructions
 emulates it, ten times slower than float32; a GPU has little to do for one matrix. Here all matrices
-of one shape are iterated together, and nothing is read back from the device.
+of one shape are iterated together, and nothing is read back from the device. What comes before and
+after the iterations is one kernel each on a GPU, in `qkv.training.kernels.muon_kernels`.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch.distributed.tensor import DTensor
+
+from qkv.training.kernels import muon_kernels
 
 
 class Muon(torch.optim.Muon):
@@ -41,7 +44,10 @@ class Muon(torch.optim.Muon):
                     by_shape.setdefault(parameter.shape, []).append(parameter)
 
             for parameters in by_shape.values():
-                self.update(parameters, group)
+                if muon_kernels.supports(parameters, self.grad_scale, self.found_inf):
+                    self.update_on_gpu(parameters, group)
+                else:
+                    self.update(parameters, group)
 
     def update(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
         """Move matrices of one shape along their orthogonalised momentum."""
@@ -62,11 +68,34 @@ class Muon(torch.optim.Muon):
         directions = orthogonalised(
             momentum, group["ns_coefficients"], group["ns_steps"], group["eps"]
         )
-        rows, columns = parameters[0].shape
-        rate = good * (group["lr"] * math.sqrt(max(1, rows / columns)))
+        rate = good * rate_of(parameters[0], group)
         change = directions * rate.to(momentum.dtype).view(1)  # in the weights' dtype
         torch._foreach_mul_(parameters, 1 - good * (group["lr"] * group["weight_decay"]))
         torch._foreach_sub_(parameters, list(change.unbind()))
+
+    def update_on_gpu(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
+        """The same as `update`, which defines it, with one kernel before the iterations and after.
+
+        The results differ by the rounding of float32.
+        """
+        gradients: list[Any] = [parameter.grad for parameter in parameters]
+        x, norms = muon_kernels.update_momentum(
+            self.momentum_of(parameters),
+            gradients,
+            1 - group["momentum"],
+            nesterov=group["nesterov"],
+            grad_scale=self.grad_scale,
+            found_inf=self.found_inf,
+        )
+        x.div_(norms.clamp(min=group["eps"]).to(x.dtype).view(-1, 1, 1))
+        directions = newton_schulz(x, group["ns_coefficients"], group["ns_steps"])
+        muon_kernels.apply_update(
+            parameters,
+            directions,
+            float(rate_of(parameters[0], group)),
+            float(group["lr"] * group["weight_decay"]),
+            self.found_inf,
+        )
 
     def gradients(self, parameters: list[Tensor]) -> Float[Tensor, "n M N"]:
         """The divided gradients; zeros in a bad step, whose gradients may be NaN or infinite."""
@@ -122,6 +151,12 @@ def stack(matrices: list[Tensor]) -> Float[Tensor, "n M N"]:
     return stacked
 
 
+def rate_of(matrix: Float[Tensor, "M N"], group: dict[str, Any]) -> float:
+    """The learning rate of matrices of this shape: larger for tall ones."""
+    rows, columns = matrix.shape
+    return group["lr"] * math.sqrt(max(1, rows / columns))
+
+
 def orthogonalised(
     matrices: Float[Tensor, "n M N"],
     coefficients: tuple[float, float, float],
@@ -129,10 +164,18 @@ def orthogonalised(
     eps: float,
 ) -> Float[Tensor, "n M N"]:
     """About U Vᵀ of the singular value decompositions U S Vᵀ, by Newton-Schulz iterations."""
-    a, b, c = coefficients
     x = matrices.to(iteration_dtype(matrices))
     x = x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=eps)
-    tall = matrices.shape[-2] > matrices.shape[-1]
+
+    return newton_schulz(x, coefficients, steps)
+
+
+def newton_schulz(
+    x: Float[Tensor, "n M N"], coefficients: tuple[float, float, float], steps: int
+) -> Float[Tensor, "n M N"]:
+    """Bring the singular values of matrices, which are at most 1, near 1."""
+    a, b, c = coefficients
+    tall = x.shape[-2] > x.shape[-1]
     for _ in range(steps):
         gram = x.mT @ x if tall else x @ x.mT  # (n, R, R), the smaller of both
         polynomial = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)

@@ -1,0 +1,1 @@
+"""Optimizer steps on a GPU, in Triton."""
