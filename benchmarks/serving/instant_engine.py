@@ -16,7 +16,6 @@ from qkv.serving.engine.generation_request import (
     GenerationRequest,
     OutputChunk,
     RequestHandle,
-    TokenLogprob,
 )
 from qkv.serving.engine.output_processor import Emit
 from qkv.text.tokenizer import Tokenizer
@@ -31,15 +30,15 @@ class InstantSequence:
     def __init__(self, handle: RequestHandle, tokenizer: Tokenizer) -> None:
         self.handle = handle
         self.generated = 0
-        self.new_tokens: list[TokenLogprob] = []
+        self.new_ids: list[int] = []
         self.text = StopStringFilter(tokenizer, ())
 
     def take_chunk(self, reason: Reason | None) -> OutputChunk:
-        tokens = self.new_tokens
-        self.new_tokens = []
+        token_ids = self.new_ids
+        self.new_ids = []
         if self.handle.request.detokenize:
-            self.text.add_tokens(token.id for token in tokens)
-        return OutputChunk(0, self.text.take(), tokens, reason)
+            self.text.add_tokens(token_ids)
+        return OutputChunk(0, self.text.take(), token_ids, reason)
 
 
 class Nothing:
@@ -95,7 +94,7 @@ class InstantEngine:
         handle = sequence.handle
         sequence.generated += 1
         token_id = 300 + (7919 * sequence.generated + handle.id) % 40_000
-        sequence.new_tokens.append(TokenLogprob(token_id))
+        sequence.new_ids.append(token_id)
         self.counts["said_tokens"] += 1
         if sequence.generated >= handle.request.max_tokens:
             self.counts["finished"] += 1

@@ -102,8 +102,8 @@ class EngineTimings:
         if times is None or update.prompt:
             return
 
-        self.advance(handle, len(update.tokens))
-        times.tokens[update.sample] += len(update.tokens)
+        self.advance(handle, len(update.token_ids))
+        times.tokens[update.sample] += len(update.token_ids)
         if update.reason is None:
             return
 

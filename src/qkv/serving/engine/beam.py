@@ -8,7 +8,7 @@ from torch import Tensor
 
 from qkv.generation.search.beams import SearchRule, SentenceBeams
 from qkv.generation.stop import Reason
-from qkv.serving.engine.generation_request import OutputChunk, TokenLogprob
+from qkv.serving.engine.generation_request import OutputChunk
 from qkv.serving.engine.runners.runner import Runner
 from qkv.serving.engine.scheduler import Scheduler
 from qkv.serving.engine.sequence import ServingSequence
@@ -86,8 +86,7 @@ class BeamSearch:
 
             token_ids, score, _ = best[sample]
             reason: Reason = "length" if len(token_ids) >= self.max_tokens else "end"
-            tokens = list(map(TokenLogprob, token_ids))
             text = self.tokenizer.decode(token_ids)
-            chunks.append(OutputChunk(sample, text, tokens, reason, score))
+            chunks.append(OutputChunk(sample, text, token_ids, reason, score))
 
         return chunks

@@ -321,7 +321,7 @@ class Engine:
             try:
                 chunks = strategy.advance(logits[to_device(rows, logits.device)])
                 if chunks:
-                    self.counts["said_tokens"] += sum(len(chunk.tokens) for chunk in chunks)
+                    self.counts["said_tokens"] += sum(len(chunk.token_ids) for chunk in chunks)
                     self.output.finish(strategy.sequences, chunks)
             except BaseException as error:
                 self.output.fail(first, as_exception(error))

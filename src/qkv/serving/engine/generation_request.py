@@ -40,17 +40,6 @@ class TokenLogprob(NamedTuple):
     """The most likely first."""
 
 
-class PlainTokens(dict[int, TokenLogprob]):
-    """Tokens without logprobs by their ids: a table is faster than a new object for each."""
-
-    def __missing__(self, id: int) -> TokenLogprob:
-        token = self[id] = TokenLogprob(id)
-        return token
-
-
-PLAIN_TOKENS = PlainTokens()
-
-
 class OutputChunk(NamedTuple):
     """New output of one sample of a request."""
 
@@ -58,13 +47,23 @@ class OutputChunk(NamedTuple):
     """Index of the sample within its request."""
     text: str
     """Whole characters that later chunks never revise; may be empty."""
-    tokens: list[TokenLogprob]
+    token_ids: list[int]
     reason: Reason | None
     """Why the sample ended; None unless this is its last chunk."""
     score: float | None = None
     """The score that a beam search ranked the sample by."""
     prompt: bool = False
     """Whether the tokens are those of the prompt."""
+    scored: list[TokenLogprob] | None = None
+    """The tokens with their texts and logprobs, if it has stop strings or asks for logprobs."""
+
+    @property
+    def tokens(self) -> list[TokenLogprob]:
+        """The tokens as objects, which take longer to create than `token_ids`."""
+        if self.scored is not None:
+            return self.scored
+
+        return list(map(TokenLogprob, self.token_ids))
 
 
 class JobResult(NamedTuple):

@@ -6,7 +6,6 @@ import copy
 import math
 from enum import Enum, auto
 from functools import cached_property
-from operator import attrgetter
 from typing import Any, Protocol
 
 from jaxtyping import Float
@@ -17,7 +16,6 @@ from qkv.generation.sampling_params import BROKEN, NO_LIKELIEST, TokenCounts
 from qkv.generation.stop import Reason, StopRule, StopStringFilter
 from qkv.serving.engine.block_allocator import BlockAllocator, KnownPrefix
 from qkv.serving.engine.generation_request import (
-    PLAIN_TOKENS,
     Alternative,
     GenerationRequest,
     OutputChunk,
@@ -112,7 +110,10 @@ class ServingSequence:
         self.text = StopStringFilter(tokenizer, request.stop)
         self.text_per_token = bool(request.stop) or request.logprobs is not None
         """Otherwise a chunk is turned into text at once, which is faster."""
-        self.chunk_tokens: list[TokenLogprob] = []
+        self.chunk_start = len(token_ids)
+        """Where in its tokens the next chunk begins."""
+        self.scored: list[TokenLogprob] = []
+        """The tokens of the next chunk with their texts and logprobs, if `text_per_token`."""
         self.prompt_tokens: list[TokenLogprob] = []
         """The scored tokens of the prompt."""
         self.scores_prompt = request.prompt_logprobs is not None and first_sample is None
@@ -194,21 +195,13 @@ class ServingSequence:
         if self.table is None or self.slot is None or not self.table.buffered[self.slot]:
             return
 
-        token_ids = self.table.take_tokens(self.slot)
-        self.known_ids += token_ids
-        self.chunk_tokens += map(PLAIN_TOKENS.__getitem__, token_ids)
+        self.known_ids += self.table.take_tokens(self.slot)
 
     @property
     def token_ids(self) -> list[int]:
         """Prompt and generated tokens that the host knows."""
         self.add_buffered()
         return self.known_ids
-
-    @property
-    def new_tokens(self) -> list[TokenLogprob]:
-        """Tokens since the last chunk."""
-        self.add_buffered()
-        return self.chunk_tokens
 
     @property
     def computed(self) -> int:
@@ -290,13 +283,12 @@ class ServingSequence:
         if reason == "end":
             return reason
 
-        token = PLAIN_TOKENS[token_id]
         if self.text_per_token:
             logprob, alternatives = top or (None, [])
             likely = alternatives[: self.request.logprobs]
             token = TokenLogprob(token_id, self.text.last, offset, logprob, likely)
+            self.scored.append(token)
 
-        self.new_tokens.append(token)
         if self.table is not None:
             self.table.received[self.slot] += 1
 
@@ -304,17 +296,21 @@ class ServingSequence:
 
     def take_chunk(self, reason: Reason | None) -> OutputChunk:
         """The output since the last chunk."""
-        tokens = self.new_tokens
-        self.chunk_tokens = []
-        if self.request.detokenize and not self.text_per_token:
-            self.text.add_tokens(map(attrgetter("id"), tokens))
+        token_ids = self.token_ids[self.chunk_start :]
+        self.chunk_start += len(token_ids)
+        scored = None
+        if self.text_per_token:
+            scored = self.scored
+            self.scored = []
+        elif self.request.detokenize:
+            self.text.add_tokens(token_ids)
 
         if reason is not None:
             self.text.close()
             if self.text.stopped:
                 reason = "stop"
 
-        return OutputChunk(self.sample, self.text.take(), tokens, reason)
+        return OutputChunk(self.sample, self.text.take(), token_ids, reason, scored=scored)
 
     def take_prompt_chunk(self) -> OutputChunk:
         """The prompt with its logprobs."""
@@ -323,7 +319,10 @@ class ServingSequence:
         if self.first_sample is not None:
             tokens = self.first_sample.prompt_tokens
 
-        return OutputChunk(self.sample, self.text.take(), tokens, None, prompt=True)
+        token_ids = [token.id for token in tokens]
+        return OutputChunk(
+            self.sample, self.text.take(), token_ids, None, prompt=True, scored=tokens
+        )
 
     def fork(self) -> ServingSequence:
         """A sequence with the same tokens, without a slot or blocks."""

@@ -143,7 +143,7 @@ class FrontEndLink:
 
             assert isinstance(update, OutputChunk)
             number = handle.number + update.sample
-            ids = [token.id for token in update.tokens]
+            ids = update.token_ids
             if handle.request.detokenize:
                 others.append((number, update))
             elif update.reason is not None:

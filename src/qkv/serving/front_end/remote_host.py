@@ -12,13 +12,11 @@ from typing import Any, Literal, NamedTuple, NoReturn
 
 from qkv.generation.stop import Reason, StopStringFilter
 from qkv.serving.engine.generation_request import (
-    PLAIN_TOKENS,
     GenerationRequest,
     Mailbox,
     OutputChunk,
     RequestHandle,
     RequestRefused,
-    TokenLogprob,
     Update,
 )
 from qkv.serving.front_end.channel import Channel, Kind, unpack_tokens
@@ -61,10 +59,8 @@ class RemoteModel:
         self.tokenizer = tokenizer
         self.model = model
 
-        # Fill the tables of tokens before the first request
+        # Fill the table of the tokens' bytes before the first request
         StopStringFilter(tokenizer, ()).add_tokens(range(tokenizer.vocabulary))
-        for id in range(tokenizer.vocabulary):
-            PLAIN_TOKENS[id] = TokenLogprob(id)
 
 
 class RemoteSample:
@@ -82,14 +78,14 @@ class RemoteSample:
         if reason is None and not handle.accepts_chunk(handle.request.samples):
             return
 
-        self.text.add_tokens(self.token_ids)
+        token_ids = self.token_ids
+        self.token_ids = []
+        self.text.add_tokens(token_ids)
         if reason is not None:
             self.text.close()
 
-        tokens = list(map(PLAIN_TOKENS.__getitem__, self.token_ids))
-        self.token_ids = []
         handle.unread += 1
-        handle.put(OutputChunk(self.sample, self.text.take(), tokens, reason))
+        handle.put(OutputChunk(self.sample, self.text.take(), token_ids, reason))
 
 
 class RemoteHandle(RequestHandle):

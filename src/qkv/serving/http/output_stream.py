@@ -76,17 +76,27 @@ def token_usage(prompt: int, completion: int) -> dict[str, int]:
 class ChoiceState:
     """The output of one choice so far."""
 
-    text: str = ""
-    tokens: list[TokenLogprob] = field(default_factory=list)
+    chunks: list[OutputChunk] = field(default_factory=list)
     reason: Reason | None = None
     score: float | None = None
 
     def add(self, chunk: OutputChunk) -> None:
         """Add the next chunk of the choice."""
-        self.text += chunk.text
-        self.tokens += chunk.tokens
+        self.chunks.append(chunk)
         self.reason = chunk.reason
         self.score = chunk.score
+
+    @property
+    def text(self) -> str:
+        return "".join(chunk.text for chunk in self.chunks)
+
+    @property
+    def token_ids(self) -> list[int]:
+        return [token_id for chunk in self.chunks for token_id in chunk.token_ids]
+
+    @property
+    def tokens(self) -> list[TokenLogprob]:
+        return [token for chunk in self.chunks for token in chunk.tokens]
 
 
 class ChoiceStream:
@@ -157,7 +167,8 @@ class ChoiceStream:
 
         choices = []
         for index, state in enumerate(self.states):
-            choices.append(self.choice(index, self.message(state.text), state.tokens, state.reason))
+            tokens = state.tokens if self.detailed else []
+            choices.append(self.choice(index, self.message(state.text), tokens, state.reason))
 
         return Json(
             {
@@ -196,7 +207,8 @@ class ChoiceStream:
 
         first = {} if self.begun else self.prompt_tokens()
         delta = self.delta(chunk.text, index not in self.begun)
-        choice = self.choice(index, delta, chunk.tokens, chunk.reason)
+        tokens = chunk.tokens if self.detailed else []
+        choice = self.choice(index, delta, tokens, chunk.reason)
         self.begun.add(index)
         if not self.detailed:
             delta = self.delta(SENTINEL, False)
@@ -212,7 +224,7 @@ class ChoiceStream:
     def count(self, number: int, chunk: OutputChunk) -> int:
         """Count the new tokens of a chunk of request `number`; returns the index of its choice."""
         if not chunk.prompt:
-            self.generated += len(chunk.tokens)
+            self.generated += len(chunk.token_ids)
 
         return number * self.samples + chunk.sample
 

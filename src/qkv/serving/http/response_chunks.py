@@ -89,7 +89,7 @@ class ResponseChunks:
 
             assert isinstance(update, OutputChunk)
             number = self.numbers[handle]
-            if update.tokens:
+            if update.token_ids:
                 self.with_tokens.add(number)
             elif update.reason == "deadline" and number not in self.with_tokens:
                 return chunks, RequestRefused(408, TIMED_OUT)

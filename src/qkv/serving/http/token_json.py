@@ -17,7 +17,12 @@ ZERO_LOGPROB = -9999.0
 
 def entries_in(chunks: Iterable[OutputChunk]) -> int:
     """Number of tokens and alternatives."""
-    return sum(1 + len(token.alternatives) for chunk in chunks for token in chunk.tokens)
+    entries = 0
+    for chunk in chunks:
+        entries += len(chunk.token_ids)
+        entries += sum(len(token.alternatives) for token in chunk.scored or ())
+
+    return entries
 
 
 def prompt_tokens(tokenizer: Tokenizer, ids: Sequence[int]) -> list[dict[str, Any]]:

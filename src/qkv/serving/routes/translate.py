@@ -148,7 +148,7 @@ class TranslationStream:
         for states in self.states:
             items = []
             for state in states:
-                generated += len(state.tokens)
+                generated += len(state.token_ids)
                 items.append({"text": in_one_line(state.text), "score": finite_score(state)})
 
             translations.append(items)
@@ -160,7 +160,7 @@ class TranslationStream:
         if self.body.alignment:
             reply["alignment"] = []
             for source, states in zip(self.sources, self.states, strict=True):
-                target = [token.id for token in states[0].tokens]
+                target = states[0].token_ids
                 work = partial(word_alignment, source, target)
                 reply["alignment"].append(
                     await job_result(self.request, self.body.model, work, self.deadline)
