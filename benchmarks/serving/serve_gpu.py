@@ -117,7 +117,7 @@ def engine_alone(model: GPT, tokenizer: Tokenizer, options: Options) -> None:
             )
         begin = time.perf_counter()
         handles = [host.submit("model", request) for request in requests]
-        generated = sum(len(chunk.tokens) for handle in handles for chunk in handle)
+        generated = sum(len(chunk.token_ids) for handle in handles for chunk in handle)
         seconds = time.perf_counter() - begin
         assert generated == options.clients * options.tokens, generated
         if turn >= 2:
