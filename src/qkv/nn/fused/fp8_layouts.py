@@ -237,7 +237,7 @@ if triton is not None:
     def normal_probability(x):  # type: ignore[no-untyped-def]
         """That a normal number is below x, to 1e-7: formula 7.1.26 of Abramowitz and Stegun.
 
-        The library's erf branches at every number, and NVIDIA's assembler fails on so many.
+        The library's erf branches at every number: NVIDIA's assembler fails on that many branches.
         """
         t = reciprocal(1.0 + 0.231641888 * tl.abs(x))
         series = -0.7265760135 + t * 0.5307027145

@@ -80,7 +80,7 @@ class BlockAllocator:
         return blocks
 
     def reserve(self, blocks: int, slots: int) -> BlockAllocator:
-        """An allocator of its own, of so many free blocks and slots."""
+        """Move this many free blocks and slots to an allocator of their own."""
         return BlockAllocator(
             [self.allocate() for _ in range(blocks)], [self.slots.pop() for _ in range(slots)]
         )

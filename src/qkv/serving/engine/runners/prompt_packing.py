@@ -16,6 +16,7 @@ from qkv.serving.engine.sequence import ServingSequence
 from qkv.serving.engine.sequence_table import SequenceTable
 
 Numbers = Int64[np.ndarray, "N"]
+"""One number per sequence, or per token."""
 Chunks = Sequence[tuple[ServingSequence, int]]
 """Sequences with their number of tokens to read."""
 
