@@ -1,8 +1,8 @@
 """Settings of all tests: seeds, shape checks, repeatable draws, and GPU tests only with a GPU.
 
-The shapes in qkv's annotations are checked at run time in every test of a module, calls with equal
-shapes once in a file. Users run without the checks: tests of error messages use
-`without_shape_checks`, tests of torch.compile use `qkv_unchecked`.
+The shapes in qkv's annotations are checked at run time in every test of a module, equal calls once
+in a test. Users run without the checks: tests of error messages use `without_shape_checks`, tests
+of torch.compile use `qkv_unchecked`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from types import ModuleType
 
 import pytest
 
-from support.shape_checks import begin_file, install_shape_checks, unchecked
+from support.shape_checks import begin_test, install_shape_checks, unchecked
 
 # Before anything imports qkv.
 hook = install_shape_checks()
@@ -139,17 +139,10 @@ def pytest_collection() -> Iterator[None]:
         return (yield)
 
 
-test_file: Path | None = None
-
-
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     """Whole runs go without checks, as do the fixtures that they share."""
-    global test_file
-    if item.path != test_file:
-        begin_file()
-        test_file = item.path
-
+    begin_test()
     name = item.path.relative_to(HERE).as_posix()
     whole = name.startswith(WHOLE_RUNS) and name != "unit/serving/engine/test_engine.py"
     with unchecked() if whole else nullcontext():

@@ -74,7 +74,7 @@ def time_tiny(host: ModelHost, tokens: int) -> float:
     """Seconds that the tiny model takes for a number of tokens."""
     begin = time.perf_counter()
     generated = sum(
-        len(chunk.tokens)
+        len(chunk.token_ids)
         for chunk in host.submit(
             "tiny", GenerationRequest(prompt=[1], max_tokens=tokens, sampling=GREEDY)
         )

@@ -57,7 +57,7 @@ class OneClient:
     def emit(self, handle: RequestHandle, update: Any) -> None:
         if isinstance(update, Exception):
             raise update
-        self.generated[handle.id] = [token.id for token in update.tokens]
+        self.generated[handle.id] = list(update.token_ids)
 
     def generate(self, prompts: list[list[int]], tokens: int) -> list[list[int]]:
         """The new ids of each prompt."""

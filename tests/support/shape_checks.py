@@ -6,9 +6,9 @@ functions for each: at import, and again for an inner function whenever the oute
 closures of one inner function. Most functions are checked by beartype alone inside a context of
 jaxtyping, in half the time; if that fails, jaxtyping says what is wrong.
 
-A call is not checked again if one with the same types, shapes and numbers has passed in the same
-test file, nor are any after the first CALLS calls of a function in a file: a loop that decodes
-token by token repeats few calls many times.
+A call is not checked again if one with the same objects and equal shapes, numbers and strings has
+passed in the same test, and only the first CALLS calls of a function in a test are checked: a loop
+that decodes token by token repeats few calls many times.
 """
 
 from __future__ import annotations
@@ -52,10 +52,12 @@ running = Running()
 checked_closures: dict[int, tuple[CodeType, Function]] = {}
 """By the identity of the code: equal code may have other annotations. The code is kept alive."""
 CALLS = 256
+MEMBERS = 8
+"""A longer list counts as an object."""
 counts: Counter[int] = Counter()
-"""Calls in this test file, by the identity of the code."""
+"""Calls in this test, by the identity of the code."""
 passed: set[tuple[Any, ...]] = set()
-"""The different calls that have passed in this test file."""
+"""The different calls that have passed in this test."""
 
 
 def lazily_checked(*, typechecker: Any) -> Callable[[Any], Any]:
@@ -113,20 +115,18 @@ def check_at_call(function: FunctionType, typechecker: Any) -> Function:
 
 
 def kind_of(value: Any) -> Any:
-    """What the checks see of an argument; of a list or dict, its length and its first member."""
+    """What the checks see of an argument: of an object, which one it is."""
     kind = type(value)
     if kind in (Tensor, Parameter, ndarray):
         return kind, tuple(value.shape), value.dtype
     if isinstance(value, Tensor):
         return object()  # such as one whose sizes are symbols: unlike any other
-    if value is None or kind in (int, bool, str):
+    if value is None or kind in (int, bool, float, str):
         return kind, value
-    if kind is tuple:
+    if kind in (tuple, list) and len(value) <= MEMBERS:
         return kind, *map(kind_of, value)
-    if kind in (list, dict):
-        return kind, len(value), kind_of(next(iter(value), None))
 
-    return kind
+    return kind, id(value)
 
 
 def prepare(function: FunctionType, typechecker: Any) -> Function:
@@ -229,8 +229,8 @@ def install_shape_checks() -> Any:
     return jaxtyping.install_import_hook("qkv", "support.shape_checks.checked").hook
 
 
-def begin_file() -> None:
-    """Check all calls of a test file anew."""
+def begin_test() -> None:
+    """Check all calls of a test anew."""
     counts.clear()
     passed.clear()
 

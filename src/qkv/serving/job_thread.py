@@ -126,7 +126,10 @@ class JobThread:
         except BaseException as error:
             update = as_exception(error)
 
-        self.deliver(handle, update)
+        try:
+            self.deliver(handle, update)
+        finally:
+            del update  # an error's traceback holds this frame, and the tensors of the job
 
 
 def use_threads(count: int) -> None:

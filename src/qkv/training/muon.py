@@ -2,8 +2,8 @@
 
 torch.optim.Muon always iterates in bf16, one matrix at a time. A CPU without bf16 instructions
 emulates it, ten times slower than float32; a GPU has little to do for one matrix. Here all matrices
-of one shape are iterated together, and nothing is read back from the device. What comes before and
-after the iterations is one kernel each on a GPU, in `qkv.training.kernels.muon_kernels`.
+of one shape are iterated together, and nothing is read back from the device. On a GPU one kernel
+runs before the iterations and one after them, from `qkv.training.kernels.muon_kernels`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ class Muon(torch.optim.Muon):
                     by_shape.setdefault(parameter.shape, []).append(parameter)
 
             for parameters in by_shape.values():
-                if muon_kernels.supports(parameters, self.grad_scale, self.found_inf):
+                by_kernels = muon_kernels.supports(parameters, self.grad_scale, self.found_inf)
+                if by_kernels and not isinstance(group["lr"], Tensor):
                     self.update_on_gpu(parameters, group)
                 else:
                     self.update(parameters, group)
@@ -76,7 +77,7 @@ class Muon(torch.optim.Muon):
     def update_on_gpu(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
         """The same as `update`, which defines it, with one kernel before the iterations and after.
 
-        The results differ by the rounding of float32.
+        The momentum differs by the rounding of float32, the weights' change by that of bf16.
         """
         gradients: list[Any] = [parameter.grad for parameter in parameters]
         x, norms = muon_kernels.update_momentum(

@@ -92,3 +92,29 @@ def test_generators_and_dataclasses_are_checked() -> None:
     assert Lookup(torch.zeros(2), torch.zeros(3, 2)).keys.shape == (3, 2)
     with pytest.raises(TypeCheckError):
         Lookup(torch.zeros(2), torch.zeros(3, 3))
+
+
+@check
+class Repeat:
+    """Repeats its rows, which keeps the promised shape only for one time."""
+
+    def __init__(self, times: int) -> None:
+        self.times = times
+
+    @check
+    def forward(self, x: Float[Tensor, "N D"]) -> Float[Tensor, "N D"]:
+        return x.repeat(self.times, 1)
+
+
+def test_equal_calls_pass_once_and_others_are_checked() -> None:
+    """Another object, another shape, and another member of a list are other calls."""
+    good, bad = Repeat(1), Repeat(2)
+    for _ in range(3):
+        good.forward(torch.ones(2, 3))
+
+    with pytest.raises(TypeCheckError):
+        bad.forward(torch.ones(2, 3))
+    with pytest.raises(TypeCheckError):
+        good.forward(torch.ones(2))
+    with pytest.raises(TypeCheckError):
+        bad.forward(torch.ones(2, 3))  # what has failed has not passed

@@ -55,7 +55,7 @@ class OutputChunk(NamedTuple):
     prompt: bool = False
     """Whether the tokens are those of the prompt."""
     scored: list[TokenLogprob] | None = None
-    """The tokens with their texts and logprobs, if it has stop strings or asks for logprobs."""
+    """The tokens with texts and logprobs, if the request has stop strings or asks for logprobs."""
 
     @property
     def tokens(self) -> list[TokenLogprob]:

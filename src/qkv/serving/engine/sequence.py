@@ -191,7 +191,7 @@ class ServingSequence:
         return slot
 
     def add_buffered(self) -> None:
-        """Add the tokens to the lists that the table has buffered."""
+        """Add the tokens that the table has buffered to the list."""
         if self.table is None or self.slot is None or not self.table.buffered[self.slot]:
             return
 

@@ -26,12 +26,12 @@ except ImportError:  # PyTorch brings it along only where there is a GPU to use 
     triton = None
 
 BLOCK = 4096
-"""Elements of a matrix for which a program computes."""
+"""Elements per program."""
 WARPS = 8
 READ = 16
 """Bytes that a thread reads at once, if they are aligned."""
-TABLES = 64
-"""Tables of addresses that are kept; a step needs two for each shape."""
+TABLES = 1024
+"""Tables of addresses that are kept; a step needs two for each shape of a parameter group."""
 AMPERE = (8, 0)
 """The first compute capability with bf16."""
 
@@ -142,9 +142,11 @@ def address_table(
 ) -> Int[Tensor, "n"]:
     """A table on the device for kernels of the stream, which is the current one.
 
-    Kernels of another stream could read it before it is there, so that they have their own.
+    Each stream has a table of its own: a kernel of another one could run before the copy.
     """
-    return torch.tensor(addresses, pin_memory=True).to(device, non_blocking=True)
+    return torch.tensor(addresses, dtype=torch.int64, device="cpu", pin_memory=True).to(
+        device, non_blocking=True
+    )
 
 
 if triton is not None:
