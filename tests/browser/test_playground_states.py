@@ -66,7 +66,7 @@ def test_invalid_requests_show_the_server_s_message(visit: Open) -> None:
     alert = page.locator(".result [role=alert]")
     alert.wait_for()
     assert "prompt: " in alert.inner_text()
-    assert page.locator("button:text-is('Generate')").is_visible()  # it is not busy
+    page.locator("button:text-is('Generate')").wait_for()  # it is no longer busy
     page = visit(link(tab="fill", model="bert", masked="no mask here"), refused=True)
     page.click("button:text-is('Predict')")
     page.wait_for_selector("[role=alert]:has-text('write [mask] where a word is missing')")

@@ -185,6 +185,7 @@ def test_what_float16_cannot_hold_is_refused(tmp_path: Path) -> None:
         ActivationsOnDisk(Activations(model, some_texts(), ("embedding",)), tmp_path, "float16")
 
 
+@pytest.mark.usefixtures("without_shape_checks")  # whose memory would count
 def test_reading_holds_a_block_and_not_the_file(tmp_path: Path) -> None:
     texts = some_texts(tuple([12] * 2000))
     stored = ActivationsOnDisk(
