@@ -107,7 +107,7 @@ class Repeat:
 
 
 def test_equal_calls_pass_once_and_others_are_checked() -> None:
-    """Another object, another shape, and another member of a list are other calls."""
+    """Another object and another shape are other calls."""
     good, bad = Repeat(1), Repeat(2)
     for _ in range(3):
         good.forward(torch.ones(2, 3))
