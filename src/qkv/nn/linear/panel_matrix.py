@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int, Int8, Int16, Integer, UInt8
+from jaxtyping import Float, Int, Int8, Int16, Integer
 from torch import Tensor
 
 from qkv.nn.linear.frozen_matrix import FrozenMatrix
@@ -22,6 +22,9 @@ from qkv.nn.linear.int4 import GROUP, LARGEST, MIDDLE, round_groups
 from qkv.nn.linear.int8 import round_rows
 from qkv.nn.native import native_library
 from qkv.nn.native.native_library import INT4, INT8, PANEL, Product, address, plain_vector
+
+SHIFTS = range(0, 16, 4)
+"""Where the four columns of a 16-bit number begin."""
 
 
 class PanelMatrix(FrozenMatrix):
@@ -117,17 +120,14 @@ class Int4Panels(PanelMatrix):
     """A matrix in four bits, with a step and a center for each group of 32 columns of a row."""
 
     kind = "int4"
-    weight: UInt8[Tensor, "P W2 32"]
-    """Two columns in a byte, the first in its lower half."""
+    weight: Int16[Tensor, "P G 4 32 2"]
+    """Four columns of a group in 16 bits, as `pack` orders them."""
     groups: Int16[Tensor, "P G 2 32"]
     """The bits of steps and centers in bfloat16."""
 
     def fill(self, matrix: Float[Tensor, "R W"]) -> None:
         rounded = round_groups(matrix.unflatten(1, (-1, GROUP)))
-        panels = to_panels(rounded.numbers.flatten(1).to(torch.uint8))  # (P, W / 2, 32, 2)
-        low, high = panels.unbind(-1)
-        self.register_buffer("weight", low | high << 4)
-
+        self.register_buffer("weight", pack(rounded.numbers.int()))
         groups = torch.cat([rounded.step, rounded.center], dim=-1)  # (R, G, 2)
         groups = groups.bfloat16().view(torch.int16).unflatten(0, (-1, PANEL))  # (P, 32, G, 2)
         self.register_buffer("groups", groups.permute(0, 2, 3, 1).contiguous())
@@ -144,8 +144,7 @@ class Int4Panels(PanelMatrix):
         )
 
     def dequantised(self, rows: slice = slice(None)) -> Float[Tensor, "R E"]:
-        pairs = torch.stack([self.weight & LARGEST, self.weight >> 4], dim=-1)
-        numbers = from_panels(pairs).unflatten(1, (-1, GROUP))  # (R, G, 32)
+        numbers = unpack(self.weight)  # (R, G, 32)
         groups = self.groups.view(torch.bfloat16).float()
         step, center = groups.permute(0, 3, 1, 2).flatten(0, 1).split(1, dim=-1)  # (R, G, 1) each
         weights = center + step * (numbers.float() - MIDDLE)
@@ -165,3 +164,21 @@ def to_panels(numbers: Integer[Tensor, "R W"]) -> Integer[Tensor, "P W2 32 2"]:
 def from_panels(panels: Integer[Tensor, "P W2 32 2"]) -> Integer[Tensor, "R W"]:
     """The matrix of `to_panels`."""
     return panels.transpose(1, 2).flatten(0, 1).flatten(1)
+
+
+def pack(numbers: Int[Tensor, "R G 32"]) -> Int16[Tensor, "P G 4 32 2"]:
+    """Panels of numbers from 0 to 15, four in 16 bits.
+
+    The halves of a 32-bit word have columns 2i and 2i + 1 in their lowest bits, above them those 8,
+    16 and 24 columns further: one shift unpacks two columns of all rows of a vector.
+    """
+    quarters = numbers.unflatten(2, (4, 4, 2)).unbind(2)  # each (R, G, 4, 2)
+    shifted = [quarter << shift for quarter, shift in zip(quarters, SHIFTS, strict=True)]
+    words = torch.stack(shifted).sum(0).to(torch.int16)  # (R, G, 4, 2)
+    return words.unflatten(0, (-1, PANEL)).permute(0, 2, 3, 1, 4).contiguous()
+
+
+def unpack(words: Int16[Tensor, "P G 4 32 2"]) -> Int16[Tensor, "R G 32"]:
+    """The numbers of `pack`."""
+    rows = words.permute(0, 3, 1, 2, 4).flatten(0, 1)  # (R, G, 4, 2)
+    return torch.stack([rows >> shift & LARGEST for shift in SHIFTS], dim=2).flatten(2)

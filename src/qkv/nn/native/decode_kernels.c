@@ -21,6 +21,8 @@
 
 enum { PANEL = 32 };     /* rows of the matrix that are multiplied together */
 enum { GROUP = 32 };     /* columns of an int4 matrix that share a step and a center */
+enum { WORDS = 4 };      /* words of 32 bits in such a group of a row */
+enum { AHEAD = 6144 };   /* bytes between the int4 weights in use and those to read next */
 enum { LARGEST = 32767 }; /* the largest whole number of a rounded row */
 enum { SECTION = 512 };  /* columns whose products an int32 can sum, in int8 */
 enum { ACTIVATED = 2048 }; /* numbers that a thread activates at a time */
@@ -36,7 +38,7 @@ typedef struct {
     int32_t format, norm, activation;
     float epsilon;
     const float *gain, *shift; /* of the norm; RMS norm has no shift */
-    const void *weight;        /* FLOAT32: (N, E); INT8: (P, E / 2, 32, 2); INT4: (P, E / 2, 32) */
+    const void *weight;        /* FLOAT32: (N, E); INT8: (P, E / 2, 32, 2); INT4: 16 bits, (P, E / 8, 32, 2) */
     const float *scale;        /* INT8: one of each row */
     const uint16_t *groups;    /* INT4: step and center as bfloat16, (P, E / 32, 2, 32) */
     const float *bias;         /* or NULL */
@@ -117,11 +119,13 @@ typedef struct {
     float *normalised; /* (M, E) if there is a norm */
 } Multiplication;
 
+enum { ZEROS = PANEL * SECTION / GROUP }; /* where the zeros of a section begin */
+
 /* Some columns of a panel as pairs of 16-bit numbers, in the order of a tile of two vectors, and the
    steps and zeros of their groups in int4. */
 typedef struct {
     int16_t numbers[PANEL * SECTION] __attribute__((aligned(64)));
-    float steps[PANEL * SECTION / GROUP], zeros[PANEL * SECTION / GROUP];
+    float groups[2 * ZEROS]; /* the steps, then the zeros */
 } Section;
 
 typedef struct {
@@ -196,10 +200,10 @@ INLINE __attribute__((target("avx2,fma"))) float sum_of_8(__m256 v) {
 #define VI __m256i
 #define VF __m256
 #define WIDEN_INT8(p) _mm256_cvtepi8_epi16(_mm_loadu_si128((const void *)(p)))
-#define WIDEN_BYTES(p) _mm256_cvtepu8_epi32(_mm_loadl_epi64((const void *)(p)))
 #define WIDEN_BFLOAT(p) \
     _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const void *)(p))), 16))
-#define NIBBLES(v) _mm256_and_si256(_mm256_or_si256(v, _mm256_slli_epi32(v, 12)), _mm256_set1_epi32(0xf000f))
+#define AND(a, b) _mm256_and_si256(a, b)
+#define SHIFT_RIGHT(v, bits) _mm256_srli_epi16(v, bits)
 /* Products one after the other, into the register of their sum: gcc computes all of them first, runs
    out of the 16 registers, and copies every sum. */
 #define ADD_DOT(sum, a, b) \
@@ -235,11 +239,10 @@ INLINE __attribute__((target("avx2,fma"))) float sum_of_8(__m256 v) {
 #define VI __m512i
 #define VF __m512
 #define WIDEN_INT8(p) _mm512_cvtepi8_epi16(_mm256_loadu_si256((const void *)(p)))
-#define WIDEN_BYTES(p) _mm512_cvtepu8_epi32(_mm_loadu_si128((const void *)(p)))
 #define WIDEN_BFLOAT(p) \
     _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const void *)(p))), 16))
-#define NIBBLES(v) \
-    _mm512_ternarylogic_epi32(v, _mm512_slli_epi32(v, 12), _mm512_set1_epi32(0xf000f), 0xa8)
+#define AND(a, b) _mm512_and_si512(a, b)
+#define SHIFT_RIGHT(v, bits) _mm512_srli_epi16(v, bits)
 #define ADD_DOT(sum, a, b) sum = _mm512_dpwssd_epi32(sum, a, b)
 #define LOAD_WHOLE(p) _mm512_loadu_si512((const void *)(p))
 #define STORE_WHOLE(p, v) _mm512_storeu_si512((void *)(p), v)
@@ -346,7 +349,7 @@ EXPORT int instruction_set(void) { return 0; }
 
 /* A file that was compiled from another source: native_library.py compares the number of its
    functions' meaning and of the memory orders, and the place of every field. */
-EXPORT const int32_t version = 2;
+EXPORT const int32_t version = 3;
 
 typedef struct {
     const char *name;

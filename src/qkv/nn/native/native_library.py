@@ -25,7 +25,7 @@ LAYER_NORM = 1
 RMS_NORM = 2
 PANEL = 32  # rows of a matrix that are multiplied together
 AVX512 = 2  # of instruction_set()
-VERSION = 2  # of decode_kernels.c: the meaning of its functions, and the memory orders
+VERSION = 3  # of decode_kernels.c: the meaning of its functions, and the memory orders
 
 
 class Product(Structure):

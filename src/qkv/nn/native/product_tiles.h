@@ -10,15 +10,6 @@
 #define UNROLL _Pragma("GCC unroll 8")
 #endif
 
-/* Columns e and e + 1 of LANES rows of a panel, from its row `start` on, as pairs of 16 bits. */
-INLINE TARGET VI NAME(weights_at)(const int format, const void *panel, int64_t e, int64_t start) {
-    const int64_t pair = e / 2 * PANEL + start;
-    if (format == INT8) return WIDEN_INT8((const int8_t *)panel + 2 * pair);
-
-    VI bytes = WIDEN_BYTES((const uint8_t *)panel + pair);
-    return NIBBLES(bytes);
-}
-
 /* A panel of int8 or int4 in memory. */
 INLINE const void *NAME(panel_of)(const Multiplication *m, int64_t panel) {
     const int64_t numbers = panel * m->W * PANEL;
@@ -33,24 +24,63 @@ INLINE TARGET void NAME(group_at)(const Multiplication *m, int64_t panel, int64_
     *zero = MULTIPLY_ADD(ALL_FLOAT(-8.0f), *step, WIDEN_BFLOAT(group + PANEL));
 }
 
+/* LANES of the words of a group of int4, from row `start` of the panel on: word i of a row has pairs i,
+   i + 4, i + 8 and i + 12 of the group's 16 pairs of columns, each number in four bits of its half. */
+INLINE TARGET VI NAME(words_at)(const void *panel, int64_t e, int i, int64_t start) {
+    return LOAD_WHOLE((const uint32_t *)panel + (e / GROUP * WORDS + i) * PANEL + start);
+}
+
+/* One row reads words and groups in turns, which the processor alone does not fetch early enough; they are
+   used once, so they need not replace what the caches hold. */
+INLINE TARGET void NAME(read_ahead)(const void *panel, int64_t e, int i) {
+    const char *ahead = (const char *)panel + (e / GROUP * WORDS + i) * PANEL * 4 + AHEAD;
+    _mm_prefetch(ahead, _MM_HINT_NTA);
+    _mm_prefetch(ahead + 64, _MM_HINT_NTA);
+}
+
+/* Pair i + 4 * k of such words, in 16 bits. */
+INLINE TARGET VI NAME(pair_of)(VI words, const int k) {
+    if (k == 3) return SHIFT_RIGHT(words, 12);
+    return AND(SHIFT_RIGHT(words, 4 * k), ALL(0x000f000f));
+}
+
 /* Some columns of a panel in the order in which many rows read them. */
 INLINE TARGET void NAME(unpack)(const int format, const Multiplication *m, int64_t panel, int64_t begin,
                                 int64_t end, Section *section) {
     const void *weight = NAME(panel_of)(m, panel);
     int16_t *numbers = section->numbers;
+    const int64_t size = format == INT4 ? GROUP : 2;
     for (int64_t start = 0; start < PANEL; start += 2 * LANES)
-        for (int64_t e = begin; e < end; e += 2)
-            UNROLL for (int c = 0; c < 2; c++, numbers += 2 * LANES)
-                STORE_WHOLE(numbers, NAME(weights_at)(format, weight, e, start + c * LANES));
+        for (int64_t e = begin; e < end; e += size, numbers += size * 2 * LANES)
+            UNROLL for (int c = 0; c < 2; c++) {
+                const int64_t row = start + c * LANES;
+                int16_t *target = numbers + 2 * c * LANES;
+                if (format == INT8) STORE_WHOLE(target, WIDEN_INT8((const int8_t *)weight + e * PANEL + 2 * row));
+                UNROLL for (int i = 0; format == INT4 && i < WORDS; i++) {
+                    const VI words = NAME(words_at)(weight, e, i, row);
+                    UNROLL for (int k = 0; k < 4; k++)
+                        STORE_WHOLE(target + (i + WORDS * k) * 4 * LANES, NAME(pair_of)(words, k));
+                }
+            }
 
     if (format != INT4) return;
     for (int64_t e = begin; e < end; e += GROUP)
         for (int64_t start = 0; start < PANEL; start += LANES) {
             VF step, zero;
             NAME(group_at)(m, panel, e, start, &step, &zero);
-            STORE(section->steps + (e - begin) / GROUP * PANEL + start, step);
-            STORE(section->zeros + (e - begin) / GROUP * PANEL + start, zero);
+            float *target = section->groups + (e - begin) / GROUP * PANEL + start;
+            STORE(target, step);
+            STORE(target + ZEROS, zero);
         }
+}
+
+/* Add to the sums a pair of columns of C vectors, times the same columns of R rows. */
+INLINE TARGET void NAME(add_pair)(const int R, const int C, VI sum[TILE][VECTORS], const VI w[VECTORS],
+                                  const int16_t *numbers, int64_t W) {
+    UNROLL for (int r = 0; r < R; r++) {
+        VI pair = ALL(pair_at(numbers + r * W));
+        UNROLL for (int c = 0; c < C; c++) ADD_DOT(sum[r][c], w[c], pair);
+    }
 }
 
 /* Add to y what R rows of x times C vectors of a panel give in the columns from `begin` to `end`, at
@@ -64,7 +94,7 @@ INLINE TARGET void NAME(tile_whole)(const int R, const int C, const int format, 
     const int16_t *numbers = m->rows.numbers + first * m->W;
     const int64_t G = m->W / GROUP;
     const float *sums = m->rows.sums + first * G + begin / GROUP;
-    const float *steps = section ? section->steps + start : NULL;
+    const float *steps = section ? section->groups + start : NULL;
     const int64_t size = format == INT4 ? GROUP : end - begin;
     const int16_t *unpacked = section ? section->numbers + start * (end - begin) : NULL;
     for (int64_t part = begin; part < end; part += size) {
@@ -72,30 +102,42 @@ INLINE TARGET void NAME(tile_whole)(const int R, const int C, const int format, 
         UNROLL for (int r = 0; r < R; r++)
             UNROLL for (int c = 0; c < C; c++) sum[r][c] = ZERO;
 
-        for (int64_t e = part; e < part + size; e += 2) {
-            VI w[VECTORS];
-            UNROLL for (int c = 0; c < C; c++)
-                w[c] = section ? LOAD_WHOLE(unpacked + 2 * LANES * c)
-                               : NAME(weights_at)(format, weight, e, start + LANES * c);
-            unpacked += section ? 2 * LANES * C : 0;
-            UNROLL for (int r = 0; r < R; r++) {
-                VI pair = ALL(pair_at(numbers + r * m->W + e));
-                UNROLL for (int c = 0; c < C; c++) ADD_DOT(sum[r][c], w[c], pair);
+        VI w[VECTORS];
+        if (format == INT4 && !section)
+            UNROLL for (int i = 0; i < WORDS; i++) {
+                VI words[VECTORS];
+                UNROLL for (int c = 0; c < C; c++)
+                    words[c] = NAME(words_at)(weight, part, i, start + LANES * c);
+                if (R == 1) NAME(read_ahead)(weight, part, i);
+                UNROLL for (int k = 0; k < 4; k++) {
+                    UNROLL for (int c = 0; c < C; c++) w[c] = NAME(pair_of)(words[c], k);
+                    NAME(add_pair)(R, C, sum, w, numbers + part + 2 * (i + WORDS * k), m->W);
+                }
             }
-        }
+        else
+            for (int64_t e = part; e < part + size; e += 2) {
+                UNROLL for (int c = 0; c < C; c++)
+                    w[c] = section ? LOAD_WHOLE(unpacked + 2 * LANES * c)
+                                   : WIDEN_INT8((const int8_t *)weight + e * PANEL + 2 * (start + LANES * c));
+                unpacked += section ? 2 * LANES * C : 0;
+                NAME(add_pair)(R, C, sum, w, numbers + e, m->W);
+            }
 
         VF step[VECTORS], zero[VECTORS];
         UNROLL for (int c = 0; format == INT4 && c < C; c++) {
             if (section) {
                 step[c] = LOAD(steps + LANES * c);
-                zero[c] = LOAD(steps + (section->zeros - section->steps) + LANES * c);
+                zero[c] = LOAD(steps + ZEROS + LANES * c);
             } else
                 NAME(group_at)(m, panel, part, start + LANES * c, &step[c], &zero[c]);
         }
+        float *totals = y + start;
+        if (section || format == INT8)
+            __asm__("" : "+r"(totals)); /* gcc would keep the address of each in memory */
         UNROLL for (int r = 0; r < R; r++) {
             const VF numbers_sum = format == INT4 ? ALL_FLOAT(sums[r * G]) : ZERO_FLOAT;
             UNROLL for (int c = 0; c < C; c++) {
-                float *target = y + r * PANEL + start + c * LANES;
+                float *target = totals + r * PANEL + c * LANES;
                 VF total = LOAD(target), product = TO_FLOAT(sum[r][c]);
                 if (format == INT4) {
                     total = MULTIPLY_ADD(step[c], product, total);
@@ -503,9 +545,9 @@ static TARGET void NAME(attend)(const Task *task, int64_t begin, int64_t end) {
 #undef VI
 #undef VF
 #undef WIDEN_INT8
-#undef WIDEN_BYTES
 #undef WIDEN_BFLOAT
-#undef NIBBLES
+#undef AND
+#undef SHIFT_RIGHT
 #undef ADD_DOT
 #undef ALL
 #undef ALL_FLOAT

@@ -27,7 +27,7 @@ from qkv.nn.linear.gemv import ACTIVATIONS
 from qkv.nn.linear.int4 import Int4Matrix
 from qkv.nn.linear.int8 import Int8Matrix
 from qkv.nn.linear.linear import linear
-from qkv.nn.linear.panel_matrix import Int4Panels, Int8Panels
+from qkv.nn.linear.panel_matrix import Int4Panels, Int8Panels, pack
 from qkv.nn.native import native_library
 from qkv.nn.native.native_library import (
     AVX512,
@@ -111,6 +111,67 @@ def test_the_largest_numbers_do_not_overflow(kind: Any, instructions: str) -> No
 
             expected = torch.full((rows, 40), sign * 3 * 5 * 4096)
             assert_close(products, expected, rtol=1e-3, atol=0)
+
+
+def extreme_rows(rows: int, columns: int) -> Tensor:
+    """Whole numbers whose largest is 32767: all of them, alternating ones, and any."""
+    x = torch.randint(-32767, 32768, (rows, columns))
+    x[0::4] = 32767
+    x[1::4] = -32767
+    x[2::4, 0::2] = 32767
+    x[2::4, 1::2] = -32767
+    x[3::4, -1] = 32767
+    return x
+
+
+@pytest.mark.parametrize("columns", [1, 31, 32, 33, 64, 100, 544, 1100])
+@pytest.mark.parametrize("numbers", ["zeros", "fifteens", "both", "any"])
+def test_products_of_int4_equal_those_of_whole_numbers(
+    numbers: str, columns: int, instructions: str
+) -> None:
+    """A matrix of zeros has steps of 1 and centers of 8: with them a weight is its number."""
+    N = 70
+    weights = {
+        "zeros": torch.zeros(N, columns, dtype=torch.int64),
+        "fifteens": torch.full((N, columns), 15),
+        "both": torch.randint(2, (N, columns)) * 15,
+        "any": torch.randint(16, (N, columns)),
+    }[numbers]
+    matrix = Int4Panels(torch.zeros(N, columns))
+    full = torch.nn.functional.pad(weights, (0, -columns % 32, 0, -N % 32))
+    matrix.weight = pack(full.unflatten(1, (-1, 32)))
+    assert torch.equal(matrix.dequantised(), weights.float())
+
+    for rows in (*range(1, 14), 130):
+        x = extreme_rows(rows, columns)
+        exact = x @ weights.T
+        with torch.no_grad(), quantized_activations():
+            products = matrix.linear(x.float())
+
+        # The sum of a group has 24 bits, so float32 rounds only sums of several groups.
+        later_groups = (columns - 1) // 32
+        bound = later_groups * 2**-24 * (x.abs() @ weights.T).double()
+        assert ((products - exact.double()).abs() <= bound).all()
+
+
+@pytest.mark.parametrize("shape", [*SHAPES, (40, 1100)])
+@pytest.mark.parametrize("kind", FEW_BITS)
+def test_both_instruction_sets_give_the_same_bits(
+    kind: Any, shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if compiled().instruction_set != AVX512:
+        pytest.skip("this processor has no AVX-512 with VNNI")
+
+    matrix = kind(torch.randn(*shape))
+    for rows in (*range(1, 14), 130):
+        x = torch.randn(rows, shape[1])
+        products = []
+        for capability in ("AVX2", "AVX512"):
+            monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda c=capability: c)
+            with torch.no_grad(), quantized_activations():
+                products.append(matrix.linear(x))
+
+        assert torch.equal(*products)
 
 
 @pytest.mark.parametrize("kind", FEW_BITS)
