@@ -59,7 +59,7 @@ def serve(
             model with its tokenizer, which stays on its device.
         host: Address to listen on; one that other machines can reach needs keys.
         port: Port to listen on; 0 takes any free one.
-        cache: GiB of KV cache per model, allocated at the start.
+        cache: GiB of KV cache per model; a CPU takes the memory as it is used.
         rows: Sequences that are generated at once, per model.
         queue: Requests that may wait for a model; further ones get 429 with Retry-After.
         deadline: Seconds after which a request ends.
