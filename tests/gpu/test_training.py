@@ -121,3 +121,26 @@ def train(
     assert outcome is not None
     assert outcome.validation_loss is not None
     return outcome.validation_loss
+
+
+def test_garbage_with_a_cuda_graph_does_not_break_the_capture_of_another() -> None:
+    """A collection during the capture would free the older graph, which CUDA forbids there."""
+    from qkv.nn.cuda_graph import WARM_UP, CudaGraph
+
+    x = torch.ones(8, device="cuda")
+    older = [CudaGraph(lambda: x + 1)]
+    calls: list[None] = []
+
+    def step() -> torch.Tensor:
+        calls.append(None)
+        if len(calls) > WARM_UP:  # the capture
+            cycle: list[Any] = [older.pop()]
+            cycle.append(cycle)
+            del cycle
+            objects = [[] for _ in range(10_000)]  # a collection of young objects after every 700
+            assert len(objects) == 10_000
+
+        return x + 2
+
+    graph = CudaGraph(step)
+    assert graph.replay().tolist() == [3.0] * 8

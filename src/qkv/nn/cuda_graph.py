@@ -6,7 +6,9 @@ slower than the GPU; replayed, they follow each other without a gap.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -52,7 +54,8 @@ class CudaGraph(Generic[Output]):
 
         # Other threads may use the GPU meanwhile.
         self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph, pool=pool, capture_error_mode="thread_local"):
+        capture = torch.cuda.graph(self.graph, pool=pool, capture_error_mode="thread_local")
+        with without_collections(), capture:
             self.output = step()
 
     def replay(self, *values: Tensor) -> Output:
@@ -63,3 +66,19 @@ class CudaGraph(Generic[Output]):
         self.graph.replay()
 
         return self.output
+
+
+@contextmanager
+def without_collections() -> Iterator[None]:
+    """No garbage collection inside: it may free an older graph, which CUDA forbids in a capture.
+
+    Threads that capture at the same time would switch collections on for each other; captures of a
+    server come one after the other (`INSTALLING`), and so do those of a run.
+    """
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()

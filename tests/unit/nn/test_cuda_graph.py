@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
@@ -46,3 +47,34 @@ def test_every_input_needs_a_value(events: list[str]) -> None:
     graph = CudaGraph(lambda: None, [torch.zeros(1)])
     with pytest.raises(ValueError, match="zip"):
         graph.replay()
+
+
+def test_no_garbage_is_collected_during_a_capture(events: list[str]) -> None:
+    during: list[bool] = []
+    CudaGraph(lambda: during.append(gc.isenabled()))
+
+    assert during == [*[True] * WARM_UP, False]
+    assert gc.isenabled()
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_collections_are_as_before_after_a_capture_that_failed(
+    events: list[str], enabled: bool
+) -> None:
+    calls: list[None] = []
+
+    def step() -> None:
+        calls.append(None)
+        if len(calls) > WARM_UP:
+            raise RuntimeError("this operation waits for the GPU")
+
+    if not enabled:
+        gc.disable()
+
+    try:
+        with pytest.raises(RuntimeError, match="waits for the GPU"):
+            CudaGraph(step)
+
+        assert gc.isenabled() is enabled
+    finally:
+        gc.enable()
