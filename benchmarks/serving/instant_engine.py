@@ -46,6 +46,7 @@ class Nothing:
 
     def __init__(self) -> None:
         self.running: list[InstantSequence] = []
+        self.waiting: list[InstantSequence] = []
 
     def warm_up(self, rows: int) -> None:
         """There is nothing to warm up."""
@@ -61,7 +62,7 @@ class InstantEngine:
         self.counts = dict.fromkeys(COUNTERS, 0)
         self.runner = Nothing()
         self.scheduler = Nothing()
-        self.waiting = 0
+        self.waiting_requests: list[RequestHandle] = []
 
     def check(self, request: GenerationRequest) -> None:
         """Every request is accepted."""

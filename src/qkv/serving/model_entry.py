@@ -53,16 +53,26 @@ class ModelEntry:
 
         return self.waiting_with([])
 
+    @property
+    def waiting_bound(self) -> int:
+        """Upper bound on the requests and jobs that have not started, in constant time."""
+        engine = self.engine  # a failure in the engine's thread takes it away
+        if engine is None or self.jobs is None:
+            return 0
+
+        return len(engine.scheduler.waiting) + len(self.jobs.waiting)
+
     def waiting_with(self, arriving: Sequence[RequestHandle]) -> int:
         """Number of requests and jobs that have not started, with those on their way to the queue.
 
         A request that is just being added to the queue is in both, and counts once.
         """
-        if self.engine is None or self.jobs is None:
+        engine = self.engine
+        if engine is None or self.jobs is None:
             return len(arriving)
 
         requests = {id(handle) for handle in arriving}
-        for handle in self.engine.waiting_requests:
+        for handle in engine.waiting_requests:
             requests.add(id(handle))
 
         return len(requests) + len(self.jobs.waiting)

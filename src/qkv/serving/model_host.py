@@ -151,12 +151,7 @@ class ModelHost:
         """Queue a request or a job; raises RequestRefused if the queue is full."""
         entry, engine = self.ready_entry(name)
         with self.wake:
-            arriving = []
-            for other, request in [*self.arrived, *self.entering.copy()]:
-                if other is entry:
-                    arriving.append(request)
-
-            if entry.waiting_with(arriving) >= self.queue:
+            if self.queue_is_full(entry):
                 engine.counts["refused"] += 1
                 raise RequestRefused(
                     429,
@@ -174,6 +169,19 @@ class ModelHost:
             else:
                 assert entry.jobs is not None
                 self.jobs.add(entry.jobs, handle, handle.request)
+
+    def queue_is_full(self, entry: ModelEntry) -> bool:
+        """Whether the queue of a model is full."""
+        # An upper bound first, with requests of other models and all samples: counting takes long.
+        if len(self.arrived) + len(self.entering) + entry.waiting_bound < self.queue:
+            return False
+
+        arriving = []
+        for other, request in [*self.arrived, *self.entering.copy()]:
+            if other is entry:
+                arriving.append(request)
+
+        return entry.waiting_with(arriving) >= self.queue
 
     def entry(self, name: str) -> ModelEntry:
         """A model by its name; raises RequestRefused if there is none."""

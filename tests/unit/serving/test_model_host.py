@@ -160,6 +160,31 @@ def test_a_full_queue_refuses_at_once(start: Start) -> None:
     assert len(ids_of(host.submit("gpt", GenerationRequest(prompt=[1], max_tokens=5)))) == 5
 
 
+@pytest.mark.parametrize("in_engine", [False, True])
+def test_a_queue_counts_the_requests_of_its_model_and_no_samples(
+    start: Start, in_engine: bool
+) -> None:
+    """Whether they are on their way to the engine, or wait in it already."""
+    host = start({"rows": 2, "queue": 3}, gpt=gpt(), other=gpt())
+    held = HeldEngine(host)
+    request = GenerationRequest(prompt=[1], max_tokens=5, samples=4)
+    handles = []
+    for name in ("other", "other", "gpt", "gpt", "gpt"):
+        handles.append(host.submit(name, request))
+        if in_engine:
+            host.accept_arrived()  # its own thread is held
+
+    entry = host.entries["gpt"]
+    assert entry.waiting == (3 if in_engine else 0)
+    assert entry.waiting_bound == (12 if in_engine else 0)
+    with pytest.raises(RequestRefused, match="server: 3 requests already wait for gpt"):
+        host.submit("gpt", request)
+
+    handles.append(host.submit("other", request))
+    held.free.set()
+    assert [len(ids_of(handle)) for handle in handles] == [20] * 6
+
+
 def test_a_request_on_its_way_into_the_queue_counts_once() -> None:
     """While it is added to the engine's queue, the same request is there and still arriving."""
     entry = ModelEntry("gpt")
