@@ -88,7 +88,11 @@ class DecodeLoop:
     def sample(self, logits: Float[Tensor, "B V"], step: int) -> Int[Tensor, "B"]:
         params = self.batch.sampling_params
         logits = process_logits(logits, params, self.counts, step, self.batch.ends)
-        tokens = sample_tokens(logits, self.batch.uniforms[self.running, step], params)
+        numbers = self.batch.uniforms[:, step]  # (rows of the batch,)
+        if len(self.running) < len(numbers):
+            numbers = numbers[self.running]  # (B,)
+
+        tokens = sample_tokens(logits, numbers, params)
         if self.counts is not None:
             self.counts.add(tokens)
 
