@@ -156,6 +156,7 @@ def test_the_flags_stored_for_completion_are_those_of_the_commands() -> None:
         ),
         ("train gpt", "missing --data and --out; qkv train gpt --help shows the usage"),
         ("train gpt --dta x --out y", "--dta: unknown flag; did you mean --data?"),
+        ("train gpt {new} --int4", "--int4: unknown flag; qkv train gpt --help lists them"),
         ("train gpt {new} --widht 3", "--widht: unknown flag; did you mean --width?"),
         ("train gpt {new} --width a", "--width: expected a whole number, not 'a'"),
         ("train gpt {new} --learning-rate fast", "--learning-rate: expected a number, not 'fast'"),

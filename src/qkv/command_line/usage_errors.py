@@ -15,11 +15,13 @@ class UsageError(ValueError):
 
 def suggestion(name: str, names: Iterable[str]) -> str:
     """`; did you mean NAME?` for the closest name, or nothing."""
-    close = difflib.get_close_matches(name, list(names), n=1)
+    # Flags have their dashes in common, which would make any two short ones close.
+    without_dashes = {known.lstrip("-"): known for known in names}
+    close = difflib.get_close_matches(name.lstrip("-"), list(without_dashes), n=1)
     if not close:
         return ""
 
-    return f"; did you mean {close[0]}?"
+    return f"; did you mean {without_dashes[close[0]]}?"
 
 
 def usage_sentence(event: Any, arguments: Sequence[str], flags: Sequence[str]) -> str:
