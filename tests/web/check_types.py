@@ -53,25 +53,27 @@ def install() -> str:
     return ""
 
 
-def main() -> int:
-    """Install TypeScript if need be, and check; returns the exit status."""
+def main() -> None:
+    """Install TypeScript if need be, and check; exits with its status."""
     problem = ""
     if not installed():
         problem = install()
     if problem and os.environ.get("CI"):
         print(f"the types of the scripts cannot be checked: {problem}", file=sys.stderr)
-        return 1
+        sys.exit(1)
     if problem:
         print("note: the types of the scripts were not checked, since npm got no TypeScript")
-        return 0
+        return
 
     for script in sorted(SCRIPTS.glob("**/web/*.js")):
         if not script.read_text(encoding="utf-8").startswith("// @ts-check\n"):
             print(f"note: {script.name} is not checked; let it begin with // @ts-check")
 
+    # The compiler takes this process's place, so that whoever ends this one ends the compiler.
     compiler = FOLDER / "node_modules" / "typescript" / "bin" / "tsc"
-    return subprocess.run([NODE, compiler, "-p", FOLDER], check=False).returncode
+    sys.stdout.flush()
+    os.execv(NODE, (NODE, compiler, "-p", FOLDER))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
