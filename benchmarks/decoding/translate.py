@@ -73,9 +73,8 @@ def learn_to_end(model: Transformer, longest: int, sure: float = 2.0) -> None:
     hidden, left, top = [], [], []
     for size in range(5, longest + 1):
         source, target = (torch.randint(1, PAD, (4, n)) for n in (size, longest + 10))
-        translations = model.hidden(
-            torch.cat([torch.full((4, 1), PAD), target], 1), model.encode(source)
-        )  # (4, T, E)
+        shifted = torch.cat([torch.full((4, 1), PAD), target], 1)
+        translations = model.hidden(source, shifted)  # (4, T, E)
         hidden.append(translations.flatten(0, 1))
         left.append((torch.arange(translations.shape[1]) - size).repeat(4).float())
         top.append(model.logits(translations[:, -1]).amax(-1))
