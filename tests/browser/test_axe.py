@@ -56,10 +56,11 @@ def tabs() -> list[str]:
 
 def themed(page: Any, theme: str) -> None:
     """Light, dark, or the colours of a high-contrast theme; nothing moves while axe looks."""
-    if theme == "forced":
-        page.emulate_media(color_scheme="dark", forced_colors="active", reduced_motion="reduce")
-    else:
-        page.emulate_media(color_scheme=theme, forced_colors="none", reduced_motion="reduce")
+    colours = "dark" if theme == "forced" else theme
+    forced = "active" if theme == "forced" else "none"
+    page.emulate_media(color_scheme=colours, forced_colors=forced, reduced_motion="reduce")
+    # The page learns of it with its next frame, and draws its shades again in the same event.
+    page.wait_for_selector(f"html[data-theme={colours}]")
 
 
 def small_look() -> Look:
