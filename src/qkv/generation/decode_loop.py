@@ -88,7 +88,8 @@ class DecodeLoop:
     def sample(self, logits: Float[Tensor, "B V"], step: int) -> Int[Tensor, "B"]:
         params = self.batch.sampling_params
         logits = process_logits(logits, params, self.counts, step, self.batch.ends)
-        numbers = self.batch.uniforms[:, step]  # (rows of the batch,)
+        # A copy: Triton compiles a kernel again for numbers at an address of another alignment.
+        numbers = self.batch.uniforms[:, step].clone()  # (rows of the batch,)
         if len(self.running) < len(numbers):
             numbers = numbers[self.running]  # (B,)
 

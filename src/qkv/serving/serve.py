@@ -59,7 +59,7 @@ def serve(
             model with its tokenizer, which stays on its device.
         host: Address to listen on; one that other machines can reach needs keys.
         port: Port to listen on; 0 takes any free one.
-        cache: GiB of KV cache per model; a CPU takes the memory as it is used.
+        cache: GiB of KV cache per model; on a CPU memory grows up to it with the tokens served.
         rows: Sequences that are generated at once, per model.
         queue: Requests that may wait for a model; further ones get 429 with Retry-After.
         deadline: Seconds after which a request ends.

@@ -33,7 +33,7 @@ class ServerOptions:
     port: int = 8000
     """Port to listen on; 0 takes any free one."""
     cache: float = 1.0
-    """GiB of key-value cache per model, never exceeded; on a CPU taken as it is used."""
+    """GiB of key-value cache per model, never exceeded; on a CPU memory grows up to it."""
     rows: int = 64
     """Sequences generated at once, per model."""
     queue: int = 256

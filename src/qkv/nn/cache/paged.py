@@ -11,13 +11,10 @@ itself, so only attention needs to know which sequence a token belongs to.
 
 from __future__ import annotations
 
-import math
-import os
 from collections.abc import Callable
 from functools import cached_property
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -26,9 +23,7 @@ from qkv.nn.attention.kernels.decode import attend_paged, supports_pages
 from qkv.nn.attention.mask import Mask, Padding
 from qkv.nn.cache import page_writes
 from qkv.nn.cache.interface import Attend, Cache, KeysAndValues
-
-ALIGNMENT = 64
-"""Bytes of a cache line."""
+from qkv.nn.cache.memory_on_demand import check_memory, zeros_on_demand
 
 
 class PagedCache:
@@ -103,37 +98,6 @@ class PagedCache:
         """Copy slots to others, in all layers: for a sequence that branches."""
         for store in (*self.keys, *self.values):
             store.index_copy_(0, new, store.index_select(0, old))
-
-
-def check_memory(cache_bytes: int) -> None:
-    """Raise ValueError if a KV cache is larger than the machine's memory.
-
-    Its pages are taken as they are written: the system would end the process when they run out.
-    """
-    if not hasattr(os, "sysconf"):  # Windows, which refuses such an array itself
-        return
-
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if cache_bytes > memory:
-        raise ValueError(
-            f"cache: {cache_bytes / 2**30:,.1f} GiB of KV cache do not fit into the "
-            f"{memory / 2**30:,.1f} GiB of memory of this machine; choose a smaller cache"
-        )
-
-
-def zeros_on_demand(shape: tuple[int, ...], like: Tensor) -> Tensor:
-    """Zeros with the dtype and device of `like`; on a CPU they take memory when they are written.
-
-    PyTorch writes its zeros at once: a server would begin with the whole cache in memory.
-    """
-    if like.device.type != "cpu":
-        return like.new_zeros(shape)
-
-    size = math.prod(shape) * like.element_size()
-    memory = torch.from_numpy(np.zeros(size + ALIGNMENT, dtype=np.uint8))
-    begin = -memory.data_ptr() % ALIGNMENT
-
-    return memory[begin : begin + size].view(like.dtype).view(shape)
 
 
 class SequenceGroup(NamedTuple):

@@ -127,7 +127,7 @@ class Int4Panels(PanelMatrix):
 
     def fill(self, matrix: Float[Tensor, "R W"]) -> None:
         rounded = round_groups(matrix.unflatten(1, (-1, GROUP)))
-        self.register_buffer("weight", pack(rounded.numbers.int()))
+        self.register_buffer("weight", pack(rounded.numbers.to(torch.int16)))
         groups = torch.cat([rounded.step, rounded.center], dim=-1)  # (R, G, 2)
         groups = groups.bfloat16().view(torch.int16).unflatten(0, (-1, PANEL))  # (P, 32, G, 2)
         self.register_buffer("groups", groups.permute(0, 2, 3, 1).contiguous())
@@ -172,9 +172,11 @@ def pack(numbers: Int[Tensor, "R G 32"]) -> Int16[Tensor, "P G 4 32 2"]:
     The halves of a 32-bit word have columns 2i and 2i + 1 in their lowest bits, above them those 8,
     16 and 24 columns further: one shift unpacks two columns of all rows of a vector.
     """
-    quarters = numbers.unflatten(2, (4, 4, 2)).unbind(2)  # each (R, G, 4, 2)
-    shifted = [quarter << shift for quarter, shift in zip(quarters, SHIFTS, strict=True)]
-    words = torch.stack(shifted).sum(0).to(torch.int16)  # (R, G, 4, 2)
+    R, G, _ = numbers.shape
+    words = torch.zeros(R, G, 4, 2, dtype=torch.int16)
+    for quarter, shift in zip(numbers.to(torch.int16).split(8, dim=2), SHIFTS, strict=True):
+        words |= quarter.unflatten(2, (4, 2)) << shift  # the highest bit becomes the sign
+
     return words.unflatten(0, (-1, PANEL)).permute(0, 2, 3, 1, 4).contiguous()
 
 

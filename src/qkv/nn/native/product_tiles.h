@@ -33,9 +33,10 @@ INLINE TARGET VI NAME(words_at)(const void *panel, int64_t e, int i, int64_t sta
 /* One row reads words and groups in turns, which the processor alone does not fetch early enough; they are
    used once, so they need not replace what the caches hold. */
 INLINE TARGET void NAME(read_ahead)(const void *panel, int64_t e, int i) {
-    const char *ahead = (const char *)panel + (e / GROUP * WORDS + i) * PANEL * 4 + AHEAD;
-    _mm_prefetch(ahead, _MM_HINT_NTA);
-    _mm_prefetch(ahead + 64, _MM_HINT_NTA);
+    /* An integer: the address may be behind the end of the matrix, where a pointer must not be. */
+    const uintptr_t ahead = (uintptr_t)panel + (e / GROUP * WORDS + i) * PANEL * 4 + AHEAD;
+    _mm_prefetch((const char *)ahead, _MM_HINT_NTA);
+    _mm_prefetch((const char *)(ahead + 64), _MM_HINT_NTA);
 }
 
 /* Pair i + 4 * k of such words, in 16 bits. */

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-import mmap
-import os
-import sys
-
 import pytest
 import torch
 from hypothesis import given
@@ -16,7 +11,6 @@ from torch.testing import assert_close
 
 from qkv.nn import MultiHeadAttention
 from qkv.nn.cache import DecoderState, KeyValueCache, RecurrentState, SegmentMemory, SourceCache
-from qkv.nn.cache.paged import ALIGNMENT, PagedCache, zeros_on_demand
 
 B, K, D, X, E = 3, 2, 4, 5, 6
 
@@ -250,44 +244,3 @@ def test_rows_that_share_a_source_have_weights_of_their_own() -> None:
     shared.reorder(torch.tensor([0, 0, 0, 1, 1, 1]))
     right = attention(x, source.repeat_interleave(3, 0), need_weights=True)
     assert_close(attention(x, state=shared, need_weights=True), right)
-
-
-@pytest.mark.parametrize("shape", [(0, 2, 4), (1, 1, 1), (33, 3, 5), (1000, 2, 64)])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
-def test_zeros_on_demand_are_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> None:
-    zeros = zeros_on_demand(shape, torch.ones(1, dtype=dtype))
-    assert torch.equal(zeros, torch.zeros(shape, dtype=dtype))
-    assert zeros.is_contiguous()
-    assert zeros.data_ptr() % ALIGNMENT == 0 or not zeros.numel()
-    zeros.fill_(2)
-    assert (zeros == 2).all()
-
-
-def resident_bytes(tensor: Tensor) -> int:
-    """Bytes of the tensor's own pages that are in memory, whatever else the process holds."""
-    begin = tensor.data_ptr() // mmap.PAGESIZE * mmap.PAGESIZE
-    size = tensor.data_ptr() + tensor.nbytes - begin
-    pages = (ctypes.c_ubyte * -(-size // mmap.PAGESIZE))()
-    call = ctypes.CDLL(None).mincore(ctypes.c_void_p(begin), ctypes.c_size_t(size), pages)
-    assert call == 0
-
-    return sum(page & 1 for page in pages) * mmap.PAGESIZE
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="asks Linux which pages are in memory")
-def test_zeros_on_demand_take_memory_when_they_are_written() -> None:
-    zeros = zeros_on_demand((1 << 20, 8, 8), torch.ones(1))  # 256 MiB
-    assert resident_bytes(zeros) < 16 << 20
-    zeros[: 1 << 19] = 1
-    assert 128 << 20 <= resident_bytes(zeros) < 144 << 20
-
-
-@pytest.mark.skipif(not hasattr(os, "sysconf"), reason="asks for the size of the memory")
-def test_a_paged_cache_larger_than_the_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    shape = {"depth": 2, "kv_heads": 2, "head_width": 8, "like": torch.ones(1)}
-    bytes_of_16_slots = 16 * PagedCache.bytes_per_slot(**shape)
-    sizes = {"SC_PAGE_SIZE": 1, "SC_PHYS_PAGES": bytes_of_16_slots}
-    monkeypatch.setattr(os, "sysconf", sizes.__getitem__)
-    assert PagedCache(16, 1, 4, **shape).nbytes == bytes_of_16_slots
-    with pytest.raises(ValueError, match=r"cache: .* GiB of KV cache do not fit into"):
-        PagedCache(17, 1, 4, **shape)
