@@ -22,6 +22,7 @@
 enum { PANEL = 32 };     /* rows of the matrix that are multiplied together */
 enum { GROUP = 32 };     /* columns of an int4 matrix that share a step and a center */
 enum { WORDS = 4 };      /* words of 32 bits in such a group of a row */
+enum { PAIRS = 4 };      /* pairs of columns in such a word */
 enum { AHEAD = 6144 };   /* bytes between the int4 weights in use and those to read next */
 enum { LARGEST = 32767 }; /* the largest whole number of a rounded row */
 enum { SECTION = 512 };  /* columns whose products an int32 can sum, in int8 */

@@ -24,14 +24,19 @@ INLINE TARGET void NAME(group_at)(const Multiplication *m, int64_t panel, int64_
     *zero = MULTIPLY_ADD(ALL_FLOAT(-8.0f), *step, WIDEN_BFLOAT(group + PANEL));
 }
 
-/* LANES of the words of a group of int4, from row `start` of the panel on: word i of a row has pairs i,
+/* Columns e and e + 1 of an int8 panel, of a vector of rows from `start` on, in 16 bits. */
+INLINE TARGET VI NAME(int8_pair_at)(const void *panel, int64_t e, int64_t start) {
+    return WIDEN_INT8((const int8_t *)panel + e * PANEL + 2 * start);
+}
+
+/* A vector of words of an int4 group, from row `start` of the panel on: word i of a row has pairs i,
    i + 4, i + 8 and i + 12 of the group's 16 pairs of columns, each number in four bits of its half. */
 INLINE TARGET VI NAME(words_at)(const void *panel, int64_t e, int i, int64_t start) {
     return LOAD_WHOLE((const uint32_t *)panel + (e / GROUP * WORDS + i) * PANEL + start);
 }
 
-/* One row reads words and groups in turns, which the processor alone does not fetch early enough; they are
-   used once, so they need not replace what the caches hold. */
+/* One row reads words and groups in turns, which the processor alone does not fetch early enough;
+   they are used once, so they need not replace what the caches hold. */
 INLINE TARGET void NAME(read_ahead)(const void *panel, int64_t e, int i) {
     /* An integer: the address may be behind the end of the matrix, where a pointer must not be. */
     const uintptr_t ahead = (uintptr_t)panel + (e / GROUP * WORDS + i) * PANEL * 4 + AHEAD;
@@ -39,9 +44,9 @@ INLINE TARGET void NAME(read_ahead)(const void *panel, int64_t e, int i) {
     _mm_prefetch((const char *)(ahead + 64), _MM_HINT_NTA);
 }
 
-/* Pair i + 4 * k of such words, in 16 bits. */
+/* Pair i + WORDS * k of such words, in 16 bits. */
 INLINE TARGET VI NAME(pair_of)(VI words, const int k) {
-    if (k == 3) return SHIFT_RIGHT(words, 12);
+    if (k == PAIRS - 1) return SHIFT_RIGHT(words, 4 * k);
     return AND(SHIFT_RIGHT(words, 4 * k), ALL(0x000f000f));
 }
 
@@ -56,10 +61,10 @@ INLINE TARGET void NAME(unpack)(const int format, const Multiplication *m, int64
             UNROLL for (int c = 0; c < 2; c++) {
                 const int64_t row = start + c * LANES;
                 int16_t *target = numbers + 2 * c * LANES;
-                if (format == INT8) STORE_WHOLE(target, WIDEN_INT8((const int8_t *)weight + e * PANEL + 2 * row));
+                if (format == INT8) STORE_WHOLE(target, NAME(int8_pair_at)(weight, e, row));
                 UNROLL for (int i = 0; format == INT4 && i < WORDS; i++) {
                     const VI words = NAME(words_at)(weight, e, i, row);
-                    UNROLL for (int k = 0; k < 4; k++)
+                    UNROLL for (int k = 0; k < PAIRS; k++)
                         STORE_WHOLE(target + (i + WORDS * k) * 4 * LANES, NAME(pair_of)(words, k));
                 }
             }
@@ -84,6 +89,40 @@ INLINE TARGET void NAME(add_pair)(const int R, const int C, VI sum[TILE][VECTORS
     }
 }
 
+/* The same for all columns of the int4 group that begins at column e, unpacked on the way. */
+INLINE TARGET void NAME(add_group)(const int R, const int C, VI sum[TILE][VECTORS], const void *panel,
+                                   int64_t e, int64_t start, const int16_t *numbers, int64_t W) {
+    UNROLL for (int i = 0; i < WORDS; i++) {
+        VI words[VECTORS], w[VECTORS];
+        UNROLL for (int c = 0; c < C; c++) words[c] = NAME(words_at)(panel, e, i, start + LANES * c);
+        if (R == 1) NAME(read_ahead)(panel, e, i);
+        UNROLL for (int k = 0; k < PAIRS; k++) {
+            UNROLL for (int c = 0; c < C; c++) w[c] = NAME(pair_of)(words[c], k);
+            NAME(add_pair)(R, C, sum, w, numbers + e + 2 * (i + WORDS * k), W);
+        }
+    }
+}
+
+/* Add the sums to the totals of R rows, in int4 with the step and the zero of their group;
+   numbers_sums + r * G is the sum of row r's activations in the group. */
+INLINE TARGET void NAME(add_sums)(const int R, const int C, const int format, VI sum[TILE][VECTORS],
+                                  const VF step[VECTORS], const VF zero[VECTORS],
+                                  const float *numbers_sums, int64_t G, float *totals) {
+    UNROLL for (int r = 0; r < R; r++) {
+        const VF numbers_sum = format == INT4 ? ALL_FLOAT(numbers_sums[r * G]) : ZERO_FLOAT;
+        UNROLL for (int c = 0; c < C; c++) {
+            float *target = totals + r * PANEL + c * LANES;
+            VF total = LOAD(target), product = TO_FLOAT(sum[r][c]);
+            if (format == INT4) {
+                total = MULTIPLY_ADD(step[c], product, total);
+                total = MULTIPLY_ADD(zero[c], numbers_sum, total);
+            } else
+                total = ADD(total, product);
+            STORE(target, total);
+        }
+    }
+}
+
 /* Add to y what R rows of x times C vectors of a panel give in the columns from `begin` to `end`, at
    most SECTION: an int32 holds 512 products of a 16-bit and an 8-bit number. In int4 the weight is
    center + step * (number - 8) in groups of 32 columns. Without `section` the panel is unpacked on
@@ -103,23 +142,14 @@ INLINE TARGET void NAME(tile_whole)(const int R, const int C, const int format, 
         UNROLL for (int r = 0; r < R; r++)
             UNROLL for (int c = 0; c < C; c++) sum[r][c] = ZERO;
 
-        VI w[VECTORS];
         if (format == INT4 && !section)
-            UNROLL for (int i = 0; i < WORDS; i++) {
-                VI words[VECTORS];
-                UNROLL for (int c = 0; c < C; c++)
-                    words[c] = NAME(words_at)(weight, part, i, start + LANES * c);
-                if (R == 1) NAME(read_ahead)(weight, part, i);
-                UNROLL for (int k = 0; k < 4; k++) {
-                    UNROLL for (int c = 0; c < C; c++) w[c] = NAME(pair_of)(words[c], k);
-                    NAME(add_pair)(R, C, sum, w, numbers + part + 2 * (i + WORDS * k), m->W);
-                }
-            }
+            NAME(add_group)(R, C, sum, weight, part, start, numbers, m->W);
         else
             for (int64_t e = part; e < part + size; e += 2) {
+                VI w[VECTORS];
                 UNROLL for (int c = 0; c < C; c++)
                     w[c] = section ? LOAD_WHOLE(unpacked + 2 * LANES * c)
-                                   : WIDEN_INT8((const int8_t *)weight + e * PANEL + 2 * (start + LANES * c));
+                                   : NAME(int8_pair_at)(weight, e, start + LANES * c);
                 unpacked += section ? 2 * LANES * C : 0;
                 NAME(add_pair)(R, C, sum, w, numbers + e, m->W);
             }
@@ -135,19 +165,7 @@ INLINE TARGET void NAME(tile_whole)(const int R, const int C, const int format, 
         float *totals = y + start;
         if (section || format == INT8)
             __asm__("" : "+r"(totals)); /* gcc would keep the address of each in memory */
-        UNROLL for (int r = 0; r < R; r++) {
-            const VF numbers_sum = format == INT4 ? ALL_FLOAT(sums[r * G]) : ZERO_FLOAT;
-            UNROLL for (int c = 0; c < C; c++) {
-                float *target = totals + r * PANEL + c * LANES;
-                VF total = LOAD(target), product = TO_FLOAT(sum[r][c]);
-                if (format == INT4) {
-                    total = MULTIPLY_ADD(step[c], product, total);
-                    total = MULTIPLY_ADD(zero[c], numbers_sum, total);
-                } else
-                    total = ADD(total, product);
-                STORE(target, total);
-            }
-        }
+        NAME(add_sums)(R, C, format, sum, step, zero, sums, G, totals);
         steps += section ? PANEL : 0;
         sums++;
         IN_MEMORY(R * C); /* not y in registers that the sums need */
