@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -31,21 +32,19 @@ WORDS = [
 
 def launch(ranks: int, *arguments: str) -> subprocess.Popen[str]:
     """Start a program as `torchrun` does."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node",
-        str(ranks),
-    ]
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    return run_python(*torchrun, *arguments)
+
+
+def run_python(*arguments: str) -> subprocess.Popen[str]:
+    """Start Python with one thread, in a process group of its own."""
     return subprocess.Popen(
-        [*command, *arguments],
-        env=environment,
+        [sys.executable, *arguments],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
+        start_new_session=True,
     )
 
 
@@ -55,12 +54,18 @@ def finish(process: subprocess.Popen[str], seconds: float = 240) -> str:
         return process.communicate(timeout=seconds)[0]
     finally:
         if process.poll() is None:
-            process.terminate()  # so that it ends its ranks
+            os.killpg(process.pid, signal.SIGTERM)  # it and its ranks
             process.communicate()
 
 
 def train_on(ranks: int, folder: Path, device: str, *items: str) -> str:
-    process = launch(ranks, str(RANKS), str(folder), device, *items)
+    """Train on several ranks, which import PyTorch once on a CPU; returns what they printed."""
+    arguments = [str(folder), device, *items]
+    if device == "cpu":
+        process = run_python(str(RANKS), "--ranks", str(ranks), *arguments)
+    else:
+        process = launch(ranks, str(RANKS), *arguments)
+
     printed = finish(process)
     assert process.returncode == 0, printed
     return printed

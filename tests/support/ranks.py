@@ -2,7 +2,8 @@
 
 `torchrun tests/support/ranks.py FOLDER cpu gpt:fsdp:new ...` trains the case `gpt` with FSDP on the
 data in FOLDER, into FOLDER/new, or resumes the run there. It takes several runs at once, because
-starting the processes takes longer than training.
+starting the processes takes longer than training. `python tests/support/ranks.py --ranks 2 FOLDER
+...` does the same with ranks that are forked after the imports, which take longest.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
 
 from qkv.models.bert import BERTConfig
@@ -33,6 +35,7 @@ from qkv.training.systems.distributed import World, join_process_group
 STEPS = 6
 TEXT = "text.txt"
 PAIRS = "pairs.tsv"
+PORT_BYTES = 8
 
 
 @dataclass(frozen=True)
@@ -177,8 +180,7 @@ def save_empty_shards(world: World, folder: Path) -> None:
         assert torch.equal(read[name].to_local(), weight.to_local())
 
 
-def main() -> None:
-    folder, device, *items = sys.argv[1:]
+def main(folder: str, device: str, *items: str) -> None:
     with join_process_group(device) as world:
         for item in items:
             if item == "fail":
@@ -200,5 +202,37 @@ def main() -> None:
             train_case(name, Path(folder), Path(folder, out), world, method, **options)
 
 
+def fork_ranks(ranks: int) -> None:
+    """Return in each of `ranks` processes, with the environment that torchrun gives them.
+
+    This process waits for them, ends the others when one fails, and exits.
+    """
+    reader, writer = os.pipe()
+    for rank in range(ranks):
+        if os.fork() == 0:
+            port = os.read(reader, PORT_BYTES).decode().strip()
+            os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks)}
+            os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+            os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"
+            return
+
+    # As torchrun's, the store of the ranks' addresses is here, on a port that nobody else can take.
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    os.write(writer, f"{store.port:<{PORT_BYTES}}".encode() * ranks)
+    statuses = []
+    for _ in range(ranks):
+        _, status = os.wait()
+        statuses.append(os.waitstatus_to_exitcode(status))
+        if statuses[-1]:
+            os.killpg(os.getpgrp(), signal.SIGTERM)
+
+    sys.exit(max(statuses))
+
+
 if __name__ == "__main__":
-    main()
+    arguments = sys.argv[1:]
+    if arguments[0] == "--ranks":
+        fork_ranks(int(arguments[1]))
+        arguments = arguments[2:]
+
+    main(*arguments)

@@ -48,7 +48,7 @@ SENTENCE = "cats chase mice"
 PROMPT = "class Reader:\n    def __init__(self,"
 
 TRANSLATOR = preset("transformer-tiny")
-TRANSLATOR_STEPS = 400
+TRANSLATOR_STEPS = 300
 TRANSLATOR_SECONDS = 55.0
 WRITER_CONFIG = GPTConfig(
     vocabulary=2048, context=64, width=128, depth=4, heads=4, position="rotary"

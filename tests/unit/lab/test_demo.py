@@ -19,6 +19,7 @@ from qkv.lab import demo
 from qkv.models import Model, Transformer
 from qkv.text import train
 from qkv.training.run_config import DataConfig, OptimizerConfig, RunConfig
+from qkv.training.setup import training_task
 from qkv.training.setup.training_task import TrainingTask, assemble
 from support.sentences import SENTENCES
 
@@ -50,7 +51,7 @@ def test_the_translator_reaches_its_score(tmp_path: Path, monkeypatch: pytest.Mo
     """BLEU of at least 95 on unseen combinations of nouns and verbs, and the right alignment."""
     monkeypatch.setattr(demo, "TRANSLATOR_SECONDS", 1e9)  # on a machine that is never too slow
     console = buffer_console()
-    assert demo.show_translator(console, tmp_path / "turkish", steps=400)
+    assert demo.show_translator(console, tmp_path / "turkish", demo.TRANSLATOR_STEPS)
     text = text_of(console)
     assert score(text) >= 95
     assert "cats chase mice: kediler fareleri kovalar\n" in text
@@ -59,8 +60,12 @@ def test_the_translator_reaches_its_score(tmp_path: Path, monkeypatch: pytest.Mo
 
 @pytest.fixture
 def few_sentences(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Forty test sentences: an untrained model translates slowly, since it ends no sentence."""
+    """Forty test sentences: an untrained model translates slowly, since it ends no sentence.
+
+    The GPT is validated on a tenth of the text that is held out otherwise.
+    """
     monkeypatch.setattr(demo, "open_pairs", lambda names: list(open_pairs(names))[:40])
+    monkeypatch.setattr(training_task, "MOST_TOKENS_HELD_OUT", 20_000)
 
 
 @pytest.mark.usefixtures("without_shape_checks", "few_sentences")
@@ -120,7 +125,7 @@ def test_a_slow_machine_trains_for_fewer_steps(
     assert demo.trained_translator(console, tmp_path / "turkish")
     printed = text_of(console).replace("\n", " ")
     assert "A step takes 2.00 s" in printed
-    assert "trains for 4 steps instead of 400, about 8 s." in printed
+    assert "trains for 4 steps instead of 300, about 8 s." in printed
     assert demo.read_run_flags(tmp_path / "turkish")[1]["steps"] == 4
     console = buffer_console()
     assert demo.trained_translator(console, tmp_path / "turkish")
