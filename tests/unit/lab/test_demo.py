@@ -14,12 +14,11 @@ from rich.console import Console
 
 import qkv
 from qkv import cli
-from qkv.data.sources.source import open_pairs
+from qkv.data.embedded import python_library, turkish
 from qkv.lab import demo
 from qkv.models import Model, Transformer
 from qkv.text import train
 from qkv.training.run_config import DataConfig, OptimizerConfig, RunConfig
-from qkv.training.setup import training_task
 from qkv.training.setup.training_task import TrainingTask, assemble
 from support.sentences import SENTENCES
 
@@ -59,16 +58,20 @@ def test_the_translator_reaches_its_score(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @pytest.fixture
-def few_sentences(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Forty test sentences: an untrained model translates slowly, since it ends no sentence.
+def little_data(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Few sentences and few modules of Python, to prepare, to validate on and to translate.
 
-    The GPT is validated on a tenth of the text that is held out otherwise.
+    An untrained model translates slowly, since it ends no sentence.
     """
-    monkeypatch.setattr(demo, "open_pairs", lambda names: list(open_pairs(names))[:40])
-    monkeypatch.setattr(training_task, "MOST_TOKENS_HELD_OUT", 20_000)
+    monkeypatch.setattr(turkish, "SIZES", {"train": 4_000, "valid": 100, "test": 40})
+    modules = ["typing.py", "inspect.py", "doctest.py", "queue.py"]  # the last for validation
+    monkeypatch.setattr(python_library, "names", lambda folder: modules)
+    turkish.corpus.cache_clear()
+    yield
+    turkish.corpus.cache_clear()
 
 
-@pytest.mark.usefixtures("without_shape_checks", "few_sentences")
+@pytest.mark.usefixtures("without_shape_checks", "little_data")
 def test_a_finished_model_is_not_trained_again(tmp_path: Path) -> None:
     console = buffer_console()
     demo.show_demo(console, tmp_path, translator_steps=2, writer_steps=1)
@@ -89,7 +92,7 @@ def test_a_finished_model_is_not_trained_again(tmp_path: Path) -> None:
     assert {path: path.read_bytes() for path in before} == before
 
 
-@pytest.mark.usefixtures("without_shape_checks")
+@pytest.mark.usefixtures("without_shape_checks", "little_data")
 def test_a_stopped_demo_is_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def stopping(task: TrainingTask) -> Callable[[Model], list[str]]:
         def make_samples(model: Model) -> list[str]:
@@ -113,6 +116,7 @@ def test_a_stopped_demo_is_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert all(torch.equal(resumed[name], whole[name]) for name in whole)
 
 
+@pytest.mark.usefixtures("little_data")
 def test_a_slow_machine_trains_for_fewer_steps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -133,6 +137,7 @@ def test_a_slow_machine_trains_for_fewer_steps(
     assert "instead of" not in text_of(console)
 
 
+@pytest.mark.usefixtures("little_data")
 def test_timing_the_first_steps_changes_nothing(tmp_path: Path) -> None:
     data = DataConfig(data=("turkish",), tokenizer="words")
     task = assemble(demo.TRANSLATOR, data, batch_tokens=64, seed=0)
@@ -171,6 +176,7 @@ def test_without_qkv_on_the_path_the_environment_is_named(monkeypatch: pytest.Mo
     assert "source " not in demo.next_steps(Path("runs/demo")).plain
 
 
+@pytest.mark.usefixtures("little_data")
 def test_an_empty_translation_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         demo, "in_turkish", lambda model, tokenizer, sentences: [""] * len(sentences)
