@@ -37,9 +37,12 @@ SETTINGS = {
     "think": 1,
     "run": 1,
 }
+NEXT = ".distribution:not([aria-busy]) .two-bars li"
 RESULTS = {
-    "write": ".distribution:not([aria-busy]) .two-bars li",
+    "look": NEXT,
+    "write": f".split:has(.result .tokens[aria-busy=false] .token) {NEXT}",  # it is written
     "chat": ".talk .turn",
+    "translate": ".aligned-word",
     "fill": ".masks .bar",
     "classify": ".sheet .bar",
 }
@@ -110,7 +113,7 @@ def test_every_step_of_the_walk(open_page: Open) -> None:
         themed(page, theme)
         for step in range(1, len(page.query_selector_all(".pips > *")) + 1):
             page.evaluate(f"location.hash = 'view=walk&layer=0&head=0&token=4&step={step}'")
-            settled(page, step=step)
+            settled(page, step=step, token=4)
             found[step, theme] = violations(page)
 
     assert len(found) >= 24

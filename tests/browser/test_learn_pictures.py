@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from support.browser_fixtures import PageLog
+from support.browser_fixtures import LIMIT, PageLog
 
 DOCS = Path(__file__).parents[2] / "docs"
 PICTURES = [
@@ -32,6 +32,7 @@ def page(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any
     path.write_text(f"<!doctype html><meta charset=utf-8>{style}{boxes}{scripts}", encoding="utf-8")
     context = browser.new_context(viewport={"width": 390, "height": 844})
     opened = context.new_page()
+    opened.set_default_timeout(LIMIT)
     log = PageLog()
     log.listen(opened)
     opened.goto(path.as_uri())

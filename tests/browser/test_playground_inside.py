@@ -40,6 +40,7 @@ def weights(answer: Any, layer: int, head: int) -> torch.Tensor:
 def test_a_head_of_the_text_on_the_page(visit: Open, server: Any) -> None:
     page = visit(link(tab="write", model="gpt", prompt=PROMPT))
     requests = bodies(page, "/v1/attention")
+    page.wait_for_selector(".distribution:not([aria-busy]) .two-bars li")  # it moves what is below
     page.click("text=Look inside the model")
     settled(page, view="heads")
     page.wait_for_function("() => scrollY > 100")  # until the text and the heads are visible
@@ -155,6 +156,7 @@ def test_a_knocked_out_head_changes_the_text_and_what_differs_is_marked(
     assert page.locator(".other-heads").is_hidden()
     page.click("[data-view=heads]")
     settled(page, view="heads")
+    page.wait_for_selector("#qkv .cell.crossed")  # with the response for the heads that are on
     assert page.locator("#qkv .cell.crossed").count() == 1
     assert "switched off" in page.get_attribute("#qkv .cell.crossed", "aria-label")
     page.wait_for_selector(".distribution:not([aria-busy])")
@@ -194,6 +196,10 @@ def test_a_translation_has_cross_attention(visit: Open, server: Any) -> None:
         server, "/v1/translate", model="translator", text="cats chase mice", beams=4, n_best=3
     )
     best = response["translations"][0][0]["text"]
-    eventually(page, lambda: requests[-1].get("target"), lambda target: target == best)
+    eventually(
+        page,
+        lambda: [body.get("target") for body in requests[-1:]],
+        lambda targets: targets == [best],
+    )
     settled(page, view="heads", kind="cross")
     assert not page.locator(".knockout").is_visible()

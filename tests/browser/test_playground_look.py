@@ -51,7 +51,12 @@ def test_look_comes_first_and_shows_text_attention_and_next_token(visit: Open, s
     page.select_option("#model", "gpt")
     page.fill("#look-text", TEXT)
     settings_where(page, lambda chosen: chosen.get("look_text") == TEXT)
-    page.wait_for_selector(".attended .keys .piece")
+    # Its strip is the last part to change: until then the views are those of the text before.
+    eventually(
+        page,
+        lambda: "".join(page.locator(".attended .keys .piece").all_text_contents()),
+        lambda text: text.replace("␣", "") == TEXT.replace(" ", ""),
+    )
     drawn(page)
 
     # The bars are the model's own probabilities, and those after the sampling parameters.
@@ -208,11 +213,11 @@ def test_models_that_do_not_continue_a_text(visit: Open, server: Any) -> None:
 
     page.select_option("#model", "translator")
     settled(page, view="head", kind="cross")
+    requests = bodies(page, "/v1/attention")
     page.fill("#look-source", "the cat chases the mouse")
     page.fill("#look-target", "kediler fareleri")
-    requests = bodies(page, "/v1/attention")
     eventually(page, lambda: requests, lambda sent: bool(sent) and "target" in sent[-1])
-    page.wait_for_function("() => document.querySelectorAll('.attended .strip').length === 2")
+    page.locator(".attended .strip:visible").nth(1).wait_for()
     assert page.locator(".attended .strip:visible").count() == 2
     settings_where(page, lambda chosen: chosen.get("look_target") == "kediler fareleri")
 
@@ -309,7 +314,7 @@ def test_nothing_moves_when_the_models_are_known(visit: Open) -> None:
     )
     page.wait_for_selector("text=Loading the list of models …")
     before = frame(page)
-    held[0].continue_()
+    eventually(page, lambda: held, bool)[0].continue_()
     page.wait_for_selector("#playground[data-state=ready]")
     assert frame(page) == before
 

@@ -9,7 +9,16 @@ import pytest
 
 from support.browser_fixtures import Open
 from support.made_looks import HOSTILE
-from support.playground_page import bodies, copied, generate, link, painted, tokens, written
+from support.playground_page import (
+    bodies,
+    copied,
+    eventually,
+    generate,
+    link,
+    painted,
+    tokens,
+    written,
+)
 
 PROMPT = "the cat sat on"
 TABS = ("look", "write", "chat", "translate", "fill", "classify")
@@ -172,9 +181,18 @@ def test_a_failed_model_a_missing_model_and_a_locked_server(visit: Open) -> None
 
 def test_a_server_that_is_gone_comes_back_and_nothing_is_lost(visit: Open) -> None:
     page = visit(link(tab="write", model="gpt", prompt=PROMPT, max_tokens=4, think=1), refused=True)
+    requests = bodies(page, "/v1/attention")
     generate(page)
     before = tokens(page)
     page.wait_for_selector("#qkv[data-shown]")
+
+    # The view inside the model has asked for the whole text: it must not be the first that fails.
+    count = page.locator(".result .tokens .token").count()
+    eventually(
+        page,
+        lambda: [len(body["text"]) for body in requests if isinstance(body["text"], list)],
+        lambda lengths: lengths[-1:] == [count],
+    )
     for path in ("**/v1/**", "**/health"):
         page.route(path, lambda route: route.abort())
     page.click("button:text-is('Continue')")

@@ -52,7 +52,9 @@ def test_translations_with_their_alignment(visit: Open, server: Any) -> None:
     )
     assert set(visible) == {"0"}
     page.click("text=As a matrix")
-    assert page.locator(".alignment canvas.cells").bounding_box()["width"] > 50
+    page.wait_for_function(  # it is drawn by an event after the click
+        "() => document.querySelector('.alignment canvas.cells').getBoundingClientRect().width > 50"
+    )
 
 
 def test_predictions_for_masks_and_one_inserted(visit: Open, server: Any) -> None:
@@ -97,7 +99,9 @@ def test_the_predictions_of_a_fine_tuned_model_for_each_task(visit: Open, server
             link(tab="classify", model=model, said=json.dumps(texts)),
         )
         page.wait_for_function(
-            "model => document.querySelector('#model').value === model", arg=model
+            "([model, text]) => document.querySelector('#model').value === model"
+            " && document.querySelector('#text-0')?.value === text",
+            arg=[model, texts[0]],
         )
         with page.expect_response("**/v1/classify"):
             page.click("#panel button:text-is('Classify')")

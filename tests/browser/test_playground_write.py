@@ -145,7 +145,8 @@ def test_half_a_character_is_shown_as_the_link_shows_it(visit: Open, server: Any
 
     def take(which: int, expected: list[str]) -> None:
         count = len(expected)
-        page.locator(".two-bars li button").nth(which).click()
+        # Not while the bars are estimates: they are replaced, and a click could be lost.
+        page.locator(".distribution:not([aria-busy]) .two-bars li button").nth(which).click()
         eventually(page, lambda: tokens(page), lambda shown: len(shown) == count)
         assert tokens(page) == expected
         assert_link_shows(page, visit)
@@ -193,12 +194,13 @@ def test_prompt_tokens_have_alternatives_and_continuing_sends_all_ids(
         [math.exp(entry["logprob"]) for entry in listed],
     )
     page.keyboard.press("Escape")
-    assert page.evaluate("document.activeElement.dataset.position") == "2"
+    page.wait_for_function("() => document.activeElement.dataset.position === '2'")
     requests = bodies(page, "/v1/completions")
     page.click("button:text-is('Continue')")
     page.wait_for_function(
         "() => document.querySelectorAll('.result .tokens .token:not(.given)').length === 8"
     )
+    written(page)  # until then tokens do not open
     assert requests[0]["prompt"] == ids + [entry["id"] for entry in choice["tokens"]]
     page.locator(".result .tokens .token.given").first.click()
     page.wait_for_selector("text=The first token has no context")
@@ -337,9 +339,9 @@ def test_regenerating_takes_another_seed(visit: Open) -> None:
     settings_where(page, lambda chosen: chosen.get("seed") == page.input_value("#seed"))
     before = tokens(page)
     other = visit(copied(page))  # the link generates it again
-    other.wait_for_function(
-        "() => document.querySelectorAll('.result .tokens .token:not(.given)').length === 4"
-    )
+    # A seed may draw the end of text early.
+    eventually(other, lambda: tokens(other), lambda shown: len(shown) == len(before))
+    written(other)
     assert tokens(other) == before
     settings_where(other, lambda chosen: "run" not in chosen)
     page.fill("#prompt", "the dog")

@@ -232,6 +232,7 @@ def test_the_playground_presents_and_opens_a_story(
     page.set_input_files("#story-file", story)
     settled(page, view="heads", head=1, story=1)
     page.click("#qkv canvas >> nth=0")
+    settled(page, view="head", layer=0, head=0)
     open_menu(page)
     picture = saved(page, "Save as PNG", tmp_path)
     assert picture.name.startswith("gpt-")

@@ -354,7 +354,8 @@ def test_a_notebook_shows_the_page_in_a_frame(
     page.goto((tmp_path / "notebook.html").as_uri())
     frame = page.frame_locator("iframe")
     frame.locator(".cell >> nth=3").click()
-    frame.locator("canvas.cells").wait_for()
+    frame.locator("#qkv[data-shown*='view=head&']").wait_for()  # the canvas is there before
+    assert frame.locator("canvas.cells").is_visible()
     assert frame.locator(".row-labels .word").all_inner_texts() == CATS
 
 

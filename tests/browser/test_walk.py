@@ -500,6 +500,7 @@ def test_the_server_computes_the_rest(visit: Open, server: Any) -> None:
     page = visit(link(tab="write", model="chat", prompt=text, think=1, look=look))
     requests = bodies(page, "/v1/walk")
     settled(page, view="walk", step=6)
+    page.wait_for_selector(".distribution:not([aria-busy]) .two-bars li")  # it moves what is below
     walk = {"model": "chat", "text": text, "kind": "self", "layer": 0, "head": 1}
     assert not page.locator(".answer").is_visible()
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from typing import Any
+
+import pytest
 
 from qkv.serving.model_host import ModelHost
 from support.waiting import PATIENCE
@@ -34,3 +37,30 @@ class HeldJob:
     def __call__(self, model: Any, tokenizer: Any) -> None:
         self.reached.set()
         assert self.free.wait(PATIENCE)
+
+
+class Gate:
+    """Lets the engine run some steps of the model "long", and blocks the next until it opens."""
+
+    def __init__(self, host: ModelHost, monkeypatch: pytest.MonkeyPatch, steps: int = 3) -> None:
+        self.closed, self.open = threading.Event(), threading.Event()
+        engine = host.entries["long"].engine
+        assert engine is not None
+        real, left = engine.run, itertools.count(steps, -1)
+
+        def gated(batch: Any) -> Any:
+            if next(left) <= 0:
+                self.closed.set()
+                assert self.open.wait(PATIENCE)
+            return real(batch)
+
+        monkeypatch.setattr(engine, "run", gated)
+
+
+def empty(host: ModelHost) -> bool:
+    """Whether the engine has no request of the model "long", nor one on its way to it."""
+    if host.arrived or host.entering:
+        return False
+
+    metrics = host.entries["long"].metrics()
+    return (metrics["running"], metrics["waiting"], metrics["blocks_used"]) == (0, 0, 0)

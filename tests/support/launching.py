@@ -48,7 +48,7 @@ def run_python(*arguments: str) -> subprocess.Popen[str]:
     )
 
 
-def finish(process: subprocess.Popen[str], seconds: float = 240) -> str:
+def finish(process: subprocess.Popen[str], seconds: float = 900) -> str:
     """Wait until the process ends; return what it printed."""
     try:
         return process.communicate(timeout=seconds)[0]

@@ -108,6 +108,8 @@ def stale(page: Any) -> bool:
 def copied(page: Any) -> str:
     """The end of the address that `Copy link` copies."""
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    # It may still say that another link was copied.
+    page.evaluate("document.querySelector('[role=status].unseen').textContent = ''")
     page.click("text=Copy link")
     page.wait_for_selector("[role=status].unseen:has-text('Link copied')", state="attached")
     return "#" + page.evaluate("navigator.clipboard.readText()").split("#")[1]

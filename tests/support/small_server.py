@@ -157,7 +157,8 @@ class Separated:
     @property
     def handles(self) -> list[Any]:
         """Requests that the engine's process works on."""
-        return [handle for link in self.service.links for handle in link.handles.values()]
+        # Copies: the event loop changes them meanwhile.
+        return [handle for link in self.service.links for handle in list(link.handles.values())]
 
     def ended(self) -> int:
         """The exit status of the front end, once it has ended."""

@@ -245,8 +245,9 @@ def test_code_that_waits_is_ended(lookup: Exercise, tmp_path: Path) -> None:
 
     text = "import ctypes; ctypes.CDLL(None).pause()\nwhile True: ctypes.CDLL(None).pause()"
     blocked = "import signal; signal.pthread_sigmask(signal.SIG_BLOCK, range(1, 30))\n" + text
-    report = report_on(lookup, tmp_path, blocked, CheckLimits(patience=0.2))
-    assert "longer than 0.2 seconds and was ended" in report.error
+    # The first alarm, after half of it, must not come before the signals are blocked.
+    report = report_on(lookup, tmp_path, blocked, CheckLimits(patience=2.0))
+    assert "longer than 2 seconds and was ended" in report.error
 
 
 def test_memory_is_watched_where_it_cannot_be_limited(
@@ -387,7 +388,8 @@ def test_a_new_process_gives_the_same_report(lookup: Exercise, tmp_path: Path) -
 def test_what_torch_wraps_itself_is_not_replaced(lookup: Exercise, tmp_path: Path) -> None:
     """torch's compiler, which optimizers import, wraps torch.manual_seed."""
     text = "import torch._dynamo\ntorch.optim.SGD([torch.ones(1, requires_grad=True)])\n"
-    report = report_on(lookup, tmp_path, text + lookup.answer, CheckLimits(seconds=60))
+    limits = CheckLimits(seconds=60, patience=600)
+    report = report_on(lookup, tmp_path, text + lookup.answer, limits)
     assert report.state == "passed", report.error
 
 

@@ -48,6 +48,10 @@ def ids_of(handle: RequestHandle) -> list[int]:
     return [token.id for chunk in handle for token in chunk.tokens]
 
 
+def at_rest(metrics: dict[str, float]) -> bool:
+    return metrics["blocks_used"] == metrics["running"] == metrics["waiting"] == 0
+
+
 def float32(model: GPT) -> GPT:
     return model.float()
 
@@ -115,9 +119,8 @@ def test_200_aborted_requests_leave_nothing_behind(start: Start) -> None:
         await asyncio.gather(*map(one, range(200)))
 
     asyncio.run(vanish())
-    until(lambda: host.entries["gpt"].metrics()["running"] == 0)
+    until(lambda: at_rest(host.entries["gpt"].metrics()))  # it may be in the middle of a step
     metrics = host.entries["gpt"].metrics()
-    assert metrics["blocks_used"] == metrics["waiting"] == 0
     assert metrics["cancelled"] == 200
     assert metrics["said_tokens"] < 200 * 100
     model = host.entries["gpt"].model

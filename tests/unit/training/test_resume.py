@@ -259,12 +259,12 @@ def test_runs_killed_at_random_moments(tmp_path: Path) -> None:
     assert exit_status(start_child(whole.with_run(out=tmp_path / "timed"))) == 0
     length = time.monotonic() - started
     assert_same_run(tmp_path / "timed", whole.run.out)
-    draw = random.Random(3)
+    moments, touches = random.Random(3), random.Random(4)  # how many moments varies
     job = whole.with_run(out=tmp_path / "run")
 
     def by_clock(now: TrainingJob, done: int) -> bool:
         process = start_child(now)
-        process.join(draw.uniform(0.1, 0.9) * length)
+        process.join(moments.uniform(0.1, 0.9) * length)
         process.kill()
         killed = exit_status(process) == -signal.SIGKILL
         check_model(now.run.out)
@@ -273,7 +273,8 @@ def test_runs_killed_at_random_moments(tmp_path: Path) -> None:
     half_written: list[str] = []
 
     def by_touch(now: TrainingJob, done: int) -> bool:
-        killed = exit_status(start_child(now, touch=draw.randrange(1, 100))) == -signal.SIGKILL
+        status = exit_status(start_child(now, touch=touches.randrange(1, 100)))
+        killed = status == -signal.SIGKILL
         for path in now.run.out.rglob(".writing-*"):
             half_written.append(str(path.relative_to(now.run.out).parent))
 

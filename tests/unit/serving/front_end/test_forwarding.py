@@ -238,7 +238,9 @@ def waits(response: ForwardedResponse) -> bool:
 
 
 def responses(server: Separated) -> list[ForwardedResponse]:
-    return [each for link in server.service.links for each in link.forwarded.responses.values()]
+    # Copies: the event loop changes them meanwhile.
+    found = [list(link.forwarded.responses.values()) for link in server.service.links]
+    return [each for some in found for each in some]
 
 
 def rest_of(line: socket.socket) -> bytes:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import io
-import itertools
 import json
 import os
 import signal
@@ -28,6 +27,7 @@ from qkv.serving.http.middleware import AccessRules, RequestMiddleware
 from qkv.serving.http.prometheus import ServerMetrics
 from qkv.serving.http.server import Server, bind_socket
 from qkv.serving.model_host import ModelHost
+from support.holding import Gate, empty
 from support.serving_fixtures import Models
 from support.small_server import IMPLEMENTATIONS, Running, hosting, running
 from support.waiting import PATIENCE, until
@@ -57,34 +57,11 @@ def wire(body: dict[str, Any], route: str = "completions") -> bytes:
     return head.encode() + b"Content-Type: application/json\r\nConnection: close\r\n\r\n" + content
 
 
-class Gate:
-    """Lets the engine run some steps of a model, and blocks the next one until it is opened."""
-
-    def __init__(self, host: ModelHost, monkeypatch: pytest.MonkeyPatch, steps: int = 3) -> None:
-        self.closed, self.open = threading.Event(), threading.Event()
-        engine = host.entries["long"].engine
-        assert engine is not None
-        real, left = engine.run, itertools.count(steps, -1)
-
-        def gated(batch: Any) -> Any:
-            if next(left) <= 0:
-                self.closed.set()
-                assert self.open.wait(PATIENCE)
-            return real(batch)
-
-        monkeypatch.setattr(engine, "run", gated)
-
-
 @pytest.fixture
 def gate(crowd: ModelHost, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
     gate = Gate(crowd, monkeypatch)
     yield gate
     gate.open.set()
-
-
-def empty(host: ModelHost) -> bool:
-    metrics = host.entries["long"].metrics()
-    return (metrics["running"], metrics["waiting"], metrics["blocks_used"]) == (0, 0, 0)
 
 
 def streamed_text(response: bytes) -> str:
