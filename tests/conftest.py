@@ -105,7 +105,7 @@ def pytest_collection_finish() -> None:
 
 
 if not torch.cuda.is_available():
-    # PyTorch's own notes the seed for devices that may come later, each time with the stack as text.
+    # PyTorch's own keeps the seed for devices that are not there, with the stack as text.
     torch.manual_seed = torch.default_generator.manual_seed
 
 
