@@ -250,10 +250,11 @@ def killed_at_last(child: subprocess.Popen[str]) -> Iterator[subprocess.Popen[st
         child.wait()
 
 
-def printed_until(child: subprocess.Popen[str], text: str) -> str:
+def printed_until(child: subprocess.Popen[str], *texts: str) -> str:
+    """What a server prints until all of these texts were printed, in any order."""
     assert child.stderr is not None
     printed = ""
-    while text not in printed:
+    while not all(text in printed for text in texts):
         line = child.stderr.readline()
         assert line, printed
         printed += line
@@ -264,10 +265,7 @@ def printed_until(child: subprocess.Popen[str], text: str) -> str:
 def test_it_stops_in_order_while_a_model_is_loaded() -> None:
     """A thread is inside torch when the process ends; the status is 0."""
     with stuck("loading") as child:
-        printed = printed_until(child, "it loads")
-        if "Loading" not in printed:
-            printed += printed_until(child, "Loading")
-
+        printed = printed_until(child, "it loads", "Loading")
         url = re.findall(r"http://127\.0\.0\.1:\d+", printed)[0]
         assert status(url) == "loading"
         soft, hard = resource.prlimit(child.pid, resource.RLIMIT_NOFILE)
@@ -281,7 +279,8 @@ def test_it_stops_in_order_while_a_model_is_loaded() -> None:
 def test_a_second_signal_does_not_wait() -> None:
     """The server exits while a step still runs, and cuts the request off."""
     with stuck("computing") as child:
-        url = re.findall(r"http://127\.0\.0\.1:\d+", printed_until(child, "model is ready"))[0]
+        printed = printed_until(child, "model is ready", "The API")
+        url = re.findall(r"http://127\.0\.0\.1:\d+", printed)[0]
         statuses: list[int] = []
         ask = {"model": "model", "prompt": "the"}
 
