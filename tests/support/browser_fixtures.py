@@ -16,9 +16,17 @@ import pytest
 from qkv.insight.look import Look
 from support.shape_checks import unchecked
 
+FEATURES_OFF = [
+    # The address bar has pages of its own in every window, and a process waits for the next page:
+    # nobody sees them, and they took a quarter of the time of these tests.
+    *("WebUIOmniboxPopup", "WebUIOmniboxAimPopup", "SpareRendererForSitePerProcess"),
+    # Only the last list of features counts: what Playwright's own list has for tests.
+    *("PaintHolding", "Translate", "HttpsUpgrades", "OptimizationHints", "MediaRouter"),
+]
 FLAGS = [
     *("--no-sandbox", "--disable-gpu", "--disable-sync"),
     *("--disable-background-networking", "--disable-component-update"),
+    f"--disable-features={','.join(FEATURES_OFF)}",
 ]
 SHOWN = "#qkv[data-shown]"
 LIMIT = 180_000
