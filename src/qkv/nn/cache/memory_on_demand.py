@@ -59,8 +59,4 @@ def zeros_on_demand(shape: tuple[int, ...], like: Tensor) -> Tensor:
 
     size = math.prod(shape) * like.element_size()
     memory = mmap.mmap(-1, max(1, size), **PRIVATE)  # whole pages, which the system clears
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        with suppress(OSError):  # a kernel without huge pages
-            memory.madvise(mmap.MADV_HUGEPAGE)
-
     return torch.frombuffer(memory, dtype=torch.uint8)[:size].view(like.dtype).view(shape)
