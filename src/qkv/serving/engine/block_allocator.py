@@ -98,9 +98,11 @@ class BlockAllocator:
 
     def release(self, blocks: Sequence[int]) -> None:
         """Remove a user from each block; the end of a sequence is evicted before its beginning."""
+        ref_counts = self.ref_counts
         for block in reversed(blocks):
-            self.ref_counts[block] -= 1
-            if not self.ref_counts[block]:
+            users = ref_counts[block] - 1
+            ref_counts[block] = users
+            if not users:
                 self.free[block] = None
 
     def share_prefix(self, prefix_key: str, token_ids: Sequence[int], limit: int) -> list[int]:

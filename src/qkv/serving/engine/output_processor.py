@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from qkv.serving.engine.generation_request import (
     OutputChunk,
@@ -45,21 +46,29 @@ class OutputProcessor:
         received = self.table.receive(launched.slots, launched.owner, token_ids)
         self.counts["said_tokens"] += received.collected
         for row in received.streaming.tolist():
-            sequence = launched.sequences[row]
-            try:
-                self.stream(sequence)
-            except BaseException as error:  # such as a tokenizer's that panics
-                self.fail(sequence, as_exception(error))
+            self.run_isolated(self.stream, launched.sequences[row])
+
+        for row in received.due.tolist():
+            self.run_isolated(self.catch_up, launched.sequences[row])
 
         for row in received.others.tolist():
-            sequence = launched.sequences[row]
-            if sequence.finished:
-                continue  # a failure of its request ended it
+            add_token = partial(self.process_token, token_id=int(token_ids[row]), top=tops.get(row))
+            self.run_isolated(add_token, launched.sequences[row])
 
-            try:
-                self.process_token(sequence, int(token_ids[row]), tops.get(row))
-            except BaseException as error:
-                self.fail(sequence, as_exception(error))
+    def run_isolated(
+        self, process: Callable[[ServingSequence], None], sequence: ServingSequence
+    ) -> None:
+        """Process a sequence; an error, such as a tokenizer's that panics, ends its request only.
+
+        A sequence that a failure of its request has ended is left out.
+        """
+        if sequence.finished:
+            return
+
+        try:
+            process(sequence)
+        except BaseException as error:
+            self.fail(sequence, as_exception(error))
 
     def process_token(
         self, sequence: ServingSequence, token_id: int, top: ScoredToken | None
@@ -80,6 +89,14 @@ class OutputProcessor:
         if handle.accepts_chunk(sequence.request.samples):
             handle.unread += 1
             self.emit(handle, sequence.take_chunk(None))
+
+    def catch_up(self, sequence: ServingSequence) -> None:
+        """Do the work of the tokens so far while the device computes.
+
+        Sequences that arrive together often end together, and their device then waits for them.
+        """
+        sequence.detokenize()
+        self.scheduler.cache_prefix(sequence)
 
     def finish(self, sequences: Sequence[ServingSequence], chunks: Sequence[OutputChunk]) -> None:
         """End sequences of one request with their last chunks."""

@@ -410,7 +410,9 @@ class Scheduler:
             return
 
         # A token that only the device has cannot be looked up.
-        known = min(sequence.computed, len(sequence.token_ids))
-        sequence.known_prefix = self.blocks.cache_prefix(
-            sequence.token_ids[:known], sequence.block_table, sequence.known_prefix
-        )
+        token_ids = sequence.token_ids
+        known = min(sequence.computed, len(token_ids))
+        if known // BLOCK_SIZE > sequence.known_prefix.blocks:
+            sequence.known_prefix = self.blocks.cache_prefix(
+                token_ids[:known], sequence.block_table, sequence.known_prefix
+            )

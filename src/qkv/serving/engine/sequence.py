@@ -112,6 +112,8 @@ class ServingSequence:
         """Otherwise a chunk is turned into text at once, which is faster."""
         self.chunk_start = len(token_ids)
         """Where in its tokens the next chunk begins."""
+        self.text_end = len(token_ids)
+        """Number of its tokens that `text` has read, unless `text_per_token`."""
         self.scored: list[TokenLogprob] = []
         """The tokens of the next chunk with their texts and logprobs, if `text_per_token`."""
         self.prompt_tokens: list[TokenLogprob] = []
@@ -302,8 +304,8 @@ class ServingSequence:
         if self.text_per_token:
             scored = self.scored
             self.scored = []
-        elif self.request.detokenize:
-            self.text.add_tokens(token_ids)
+        else:
+            self.detokenize()
 
         if reason is not None:
             self.text.close()
@@ -311,6 +313,14 @@ class ServingSequence:
                 reason = "stop"
 
         return OutputChunk(self.sample, self.text.take(), token_ids, reason, scored=scored)
+
+    def detokenize(self) -> None:
+        """Turn all known tokens into text; what is text already is not read again."""
+        token_ids = self.token_ids
+        if self.request.detokenize:
+            self.text.add_tokens(token_ids[self.text_end :])
+
+        self.text_end = len(token_ids)
 
     def take_prompt_chunk(self) -> OutputChunk:
         """The prompt with its logprobs."""

@@ -23,8 +23,10 @@ NO_END = -2
 """Fills the columns of missing end ids: no token, and not BROKEN."""
 UNIFORMS = 64
 """Uniform numbers that are drawn for a row at a time."""
-BUFFERED = 256
+BUFFERED = 64
 """Tokens per row before they are added to the sequence's list."""
+CATCH_UP_EVERY = 32
+"""Tokens after which a row's sequence catches up on its text and its prefix; rows take turns."""
 
 owners = count(1)
 Slots = Int64[np.ndarray, "N"]
@@ -54,6 +56,8 @@ class Received(NamedTuple):
     """Tokens that were buffered."""
     streaming: Slots
     """Rows of these whose sequence streams."""
+    due: Slots
+    """Rows of these whose sequence catches up on what would otherwise be left for its end."""
     others: Slots
     """Rows whose token is handled by itself."""
 
@@ -181,9 +185,13 @@ class SequenceTable:
         self.buffered[rows] += 1
         self.received[rows] += 1
 
+        # Each slot has its own turn, so that every step has a few rows to catch up on
+        due = (self.received[slots] + slots) % CATCH_UP_EVERY == 0
+
         return Received(
             collected=len(rows),
             streaming=np.flatnonzero(collects & self.streams[slots]),
+            due=np.flatnonzero(collects & due),
             others=np.flatnonzero(stays & ~collects),
         )
 

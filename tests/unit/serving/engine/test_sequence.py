@@ -7,7 +7,10 @@ from typing import Any
 
 import pytest
 
+from qkv.generation import SamplingParams, generate
+from qkv.serving.engine.block_allocator import BLOCK_SIZE
 from qkv.serving.engine.sequence import TRANSITIONS, SequenceStatus
+from qkv.serving.engine.sequence_table import CATCH_UP_EVERY
 from support.engines import WORDS, Steps
 from support.families import gpt
 from support.sentences import SENTENCES
@@ -40,6 +43,44 @@ def test_a_sequence_that_waits_again_computes_all_its_tokens() -> None:
     assert sequence.status is SequenceStatus.DECODE
     sequence.change_status(SequenceStatus.WAITING)
     assert (sequence.computed, sequence.generated) == (0, 3)
+
+
+def test_a_sequence_catches_up_before_it_ends() -> None:
+    """At its end, text and prefix are missing for its last tokens only."""
+    model = gpt(vocabulary=WORDS.vocabulary, context=128)
+    steps = Steps(model, cache=1 << 22)
+    handle = steps.request([1, 2, 3, 4], max_tokens=100, seed=1)
+    steps.step()
+    (sequence,) = steps.engine.sequences()
+    lags = []
+    while not sequence.finished:
+        lags.append(len(sequence.token_ids) - sequence.text_end)
+        blocks = sequence.text_end // BLOCK_SIZE
+        assert sequence.known_prefix.blocks in (blocks, blocks - 1)
+        steps.step()
+
+    assert max(lags) < CATCH_UP_EVERY
+    assert lags.count(0) == 100 // CATCH_UP_EVERY
+    (chunk,) = steps.chunks(handle)
+    assert chunk.text == WORDS.decode(chunk.token_ids)
+    assert len(chunk.token_ids) == 100
+
+
+def test_a_running_sequence_shares_what_it_has_generated() -> None:
+    model = gpt(context=128)
+    steps = Steps(model, cache=1 << 22)
+    first = steps.request([1, 2, 3, 4], max_tokens=100, seed=1)
+    steps.step(80)
+    (sequence,) = steps.engine.sequences()
+    prompt = sequence.token_ids[:50]
+    second = steps.request(prompt, max_tokens=9, sampling=SamplingParams(temperature=0))
+    steps.finish()
+    assert steps.engine.metrics()["shared_tokens"] == 48
+    assert len(steps.ids(first)[0]) == 100
+    assert steps.ids(second) == generate(
+        model, [prompt], length=9, sampling_params=SamplingParams(temperature=0)
+    )
+    assert steps.used == 0
 
 
 @pytest.mark.parametrize("how", [{}, {"echo": True}, {"prompt_logprobs": 1, "samples": 3}])

@@ -9,7 +9,13 @@ import numpy as np
 from qkv.generation.kernels.sampling_kernel import RowFilters
 from qkv.generation.sampling import UniformNumbers
 from qkv.generation.sampling_params import BROKEN
-from qkv.serving.engine.sequence_table import BUFFERED, UNIFORMS, RowSettings, SequenceTable
+from qkv.serving.engine.sequence_table import (
+    BUFFERED,
+    CATCH_UP_EVERY,
+    UNIFORMS,
+    RowSettings,
+    SequenceTable,
+)
 
 DRAWN = RowFilters.create(1.0, None, None, None)
 GREEDY = RowFilters.create(0, None, None, None)
@@ -76,6 +82,25 @@ def test_a_full_row_is_handled_by_itself() -> None:
 
     assert receive(table, [99]) == ([], [0])
     assert table.take_tokens(0) == list(range(BUFFERED))
+
+
+def test_rows_catch_up_in_turns() -> None:
+    """Each row once in CATCH_UP_EVERY tokens, and not all rows in the same step."""
+    rows = 2 * CATCH_UP_EVERY
+    table = SequenceTable(rows)
+    for slot in range(rows):
+        table.join(slot, 0, 0, settings(max_new_tokens=1000))
+
+    slots = np.arange(rows)
+    last_turn = np.zeros(rows, dtype=np.int64)
+    for token in range(1, BUFFERED + 1):
+        received = table.receive(slots, table.owner, np.full(rows, token))
+        assert received.collected == rows
+        assert received.due.size == rows // CATCH_UP_EVERY
+        assert (token - last_turn[received.due] <= CATCH_UP_EVERY).all()
+        last_turn[received.due] = token
+
+    assert (BUFFERED - last_turn < CATCH_UP_EVERY).all()
 
 
 def test_tokens_for_the_last_owner_of_a_slot_are_dropped() -> None:
