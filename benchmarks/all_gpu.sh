@@ -38,6 +38,7 @@ measure 120 decoding.decode_gpu --jobs gpt2:1 --sampled "${gpt_fast[@]}"
 measure 120 decoding.decode_gpu --jobs gpt2:32 --sampled --peer
 
 # Serving
+measure 60 serving.engine_step --kinds greedy top-k
 measure 120 serving.serve_gpu
 measure 60 serving.fairness --rounds 0 --preset gpt2 --device cuda --text 512
 
