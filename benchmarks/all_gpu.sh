@@ -33,14 +33,14 @@ nanogpt=() gpt_fast=() pairs=() sentences=() texts=()
 [ -d "$data/multi30k" ] && sentences=(--data "$data/multi30k/train.en")
 [ -d "$data/tatoeba-en-de" ] && texts=(--data "$data/tatoeba-en-de/train.tsv.xz")
 
-# Decoding
-measure 120 decoding.decode_gpu --jobs gpt2:1 --sampled "${gpt_fast[@]}"
-measure 120 decoding.decode_gpu --jobs gpt2:32 --sampled --peer
-
 # Serving
 measure 60 serving.engine_step --kinds greedy top-k
 measure 120 serving.serve_gpu
 measure 60 serving.fairness --rounds 0 --preset gpt2 --device cuda --text 512
+
+# Decoding
+measure 120 decoding.decode_gpu --jobs gpt2:1 --sampled "${gpt_fast[@]}"
+measure 120 decoding.decode_gpu --jobs gpt2:32 --sampled --peer
 
 # Training
 measure 240 training.train "${nanogpt[@]}" --no-biases --fp8
