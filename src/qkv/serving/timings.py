@@ -6,9 +6,8 @@ A request is looked at when it is accepted, after each step, and when it ends.
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from prometheus_client import Histogram
 
@@ -27,8 +26,6 @@ class RequestTimes:
     accepted: float
     started: bool = False
     first_token: float | None = None
-    tokens: Counter[int] = field(default_factory=Counter)
-    """Tokens sent so far, by sample."""
 
 
 class EngineTimings:
@@ -103,13 +100,12 @@ class EngineTimings:
             return
 
         self.advance(handle, len(update.token_ids))
-        times.tokens[update.sample] += len(update.token_ids)
         if update.reason is None:
             return
 
         handle.times = None
         self.awaited.pop(handle, None)
-        further = times.tokens[update.sample] - 1
+        further = (update.generated or len(update.token_ids)) - 1
         if further > 0 and times.first_token is not None and update.reason != "deadline":
             seconds = (time.monotonic() - times.first_token) / further
             self.token.labels(times.model).observe(seconds)

@@ -10,6 +10,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
+import numpy as np
+from jaxtyping import Int64
+
 from qkv.generation.sampling_params import SamplingParams
 from qkv.generation.stop import Reason
 
@@ -56,6 +59,8 @@ class OutputChunk(NamedTuple):
     """Whether the tokens are those of the prompt."""
     scored: list[TokenLogprob] | None = None
     """The tokens with texts and logprobs, if the request has stop strings or asks for logprobs."""
+    generated: int | None = None
+    """Tokens of the sample so far, with those of this chunk; None if they are all in this chunk."""
 
     @property
     def tokens(self) -> list[TokenLogprob]:
@@ -135,6 +140,11 @@ class Outlet(Protocol):
     def deliver(self, updates: list[tuple[RequestHandle, Update]]) -> None:
         """Take the updates of a step; called in the engine's thread."""
 
+    def deliver_tokens(
+        self, numbers: Int64[np.ndarray, "M"], token_ids: Int64[np.ndarray, "M"]
+    ) -> None:
+        """Take one new token of each of these samples, by number; called in the engine's thread."""
+
 
 handle_ids = itertools.count(1)
 
@@ -183,6 +193,9 @@ class RequestHandle:
     event loop, with `for` otherwise. Requests of one response may share a mailbox, which is then
     read instead. A job has one result: `await handle.result()` or `handle.wait()`.
     """
+
+    number = 0
+    """By which an outlet knows the first sample; the numbers of further samples follow."""
 
     def __init__(
         self,

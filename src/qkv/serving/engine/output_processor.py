@@ -15,7 +15,7 @@ from qkv.serving.engine.generation_request import (
 from qkv.serving.engine.sampler import LaunchedStep
 from qkv.serving.engine.scheduler import Scheduler
 from qkv.serving.engine.sequence import ScoredToken, ServingSequence
-from qkv.serving.engine.sequence_table import SequenceTable
+from qkv.serving.engine.sequence_table import SequenceTable, Slots
 from qkv.serving.error_log import as_exception, log_unexpected
 
 Emit = Callable[[RequestHandle, Update], None]
@@ -45,6 +45,10 @@ class OutputProcessor:
         # Most rows only collect their token
         received = self.table.receive(launched.slots, launched.owner, token_ids)
         self.counts["said_tokens"] += received.collected
+        relayed = received.relayed
+        if relayed.size:
+            self.relay(launched.slots[relayed], token_ids[relayed])
+
         for row in received.streaming.tolist():
             self.run_isolated(self.stream, launched.sequences[row])
 
@@ -82,6 +86,11 @@ class OutputProcessor:
             self.finish([sequence], [sequence.take_chunk(reason)])
         elif sequence.request.stream:
             self.stream(sequence)
+
+    def relay(self, slots: Slots, token_ids: Slots) -> None:
+        """Send the new token of each of these rows to the outlet of its request."""
+        for outlet, numbers, tokens in self.table.by_outlet(slots, token_ids):
+            outlet.deliver_tokens(numbers, tokens)
 
     def stream(self, sequence: ServingSequence) -> None:
         """Emit the new tokens, unless the client has chunks to read."""

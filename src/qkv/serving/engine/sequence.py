@@ -58,9 +58,36 @@ class Strategy(Protocol):
         """Read the next logits of all sequences; returns the last chunks when they are finished."""
 
 
+class RowNumber:
+    """A number of a sequence that its row of the table has while the sequence has a slot."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+        self.alone = f"{name}_alone"
+
+    def __get__(self, sequence: ServingSequence, owner: type | None = None) -> int:
+        if sequence.table is None:
+            number: int = sequence.__dict__[self.alone]
+            return number
+
+        return int(getattr(sequence.table, self.name)[sequence.slot])
+
+    def __set__(self, sequence: ServingSequence, number: int) -> None:
+        if sequence.table is None:
+            sequence.__dict__[self.alone] = number
+        else:
+            getattr(sequence.table, self.name)[sequence.slot] = number
+
+
 class ServingSequence:
     """One sample of a request, or one beam of its search."""
 
+    computed = RowNumber()
+    """Number of positions in the cache, or being written by the current step."""
+    generated = RowNumber()
+    """Number of sampled tokens; the last one may still be on the device only."""
+    chunk_start = RowNumber()
+    """Where in its tokens the next chunk begins."""
     status = SequenceStatus.WAITING
     strategy: Strategy | None = None
     """None samples every token."""
@@ -111,7 +138,6 @@ class ServingSequence:
         self.text_per_token = bool(request.stop) or request.logprobs is not None
         """Otherwise a chunk is turned into text at once, which is faster."""
         self.chunk_start = len(token_ids)
-        """Where in its tokens the next chunk begins."""
         self.text_end = len(token_ids)
         """Number of its tokens that `text` has read, unless `text_per_token`."""
         self.scored: list[TokenLogprob] = []
@@ -162,6 +188,7 @@ class ServingSequence:
 
     def join(self, table: SequenceTable, slot: int) -> None:
         """Move to a slot; the table then has its numbers."""
+        relays = self.request.stream and not self.request.detokenize
         settings = RowSettings(
             max_new_tokens=self.max_new_tokens,
             end_ids=self.request.end_ids,
@@ -171,8 +198,11 @@ class ServingSequence:
             collects=not self.text_per_token and self.strategy is None,
             streams=self.request.stream,
             ablated=bool(self.request.heads_off),
+            outlet=self.handle.outlet if relays else None,
+            number=self.handle.number + self.sample,
         )
-        table.join(slot, self.computed, self.generated, settings)
+        start = self.chunk_start
+        table.join(slot, self.computed, self.generated, settings, chunk_start=start)
         table.hold_blocks(slot, self.block_table)
         self.table = table
         self.slot = slot
@@ -185,11 +215,13 @@ class ServingSequence:
         self.add_buffered()
         computed = self.computed
         generated = self.generated
+        chunk_start = self.chunk_start
         self.table.leave(slot)
         self.table = None
         self.slot = None
         self.computed = computed
         self.generated = generated
+        self.chunk_start = chunk_start
         return slot
 
     def add_buffered(self) -> None:
@@ -204,36 +236,6 @@ class ServingSequence:
         """Prompt and generated tokens that the host knows."""
         self.add_buffered()
         return self.known_ids
-
-    @property
-    def computed(self) -> int:
-        """Number of positions in the cache, or being written by the current step."""
-        if self.table is None:
-            return self.computed_alone
-
-        return int(self.table.computed[self.slot])
-
-    @computed.setter
-    def computed(self, computed: int) -> None:
-        if self.table is None:
-            self.computed_alone = computed
-        else:
-            self.table.computed[self.slot] = computed
-
-    @property
-    def generated(self) -> int:
-        """Number of sampled tokens; the last one may still be on the device only."""
-        if self.table is None:
-            return self.generated_alone
-
-        return int(self.table.generated[self.slot])
-
-    @generated.setter
-    def generated(self, generated: int) -> None:
-        if self.table is None:
-            self.generated_alone = generated
-        else:
-            self.table.generated[self.slot] = generated
 
     @cached_property
     def sampling_key(self) -> str:
@@ -312,7 +314,10 @@ class ServingSequence:
             if self.text.stopped:
                 reason = "stop"
 
-        return OutputChunk(self.sample, self.text.take(), token_ids, reason, scored=scored)
+        generated = len(self.token_ids) - self.prompt_length
+        return OutputChunk(
+            self.sample, self.text.take(), token_ids, reason, scored=scored, generated=generated
+        )
 
     def detokenize(self) -> None:
         """Turn all known tokens into text; what is text already is not read again."""
@@ -342,6 +347,7 @@ class ServingSequence:
         other.known_ids = list(self.token_ids)
         other.computed = self.computed
         other.generated = self.generated
+        other.chunk_start = self.chunk_start
         other.block_table = []
         other.source_block_table = []
         return other

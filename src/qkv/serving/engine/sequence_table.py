@@ -6,7 +6,7 @@ arrays; a sequence's own attributes read them while it has a slot.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import count
 from typing import NamedTuple
 
@@ -16,6 +16,7 @@ from jaxtyping import Bool, Int64
 from qkv.generation.kernels.sampling_kernel import RowFilters
 from qkv.generation.sampling_params import BROKEN
 from qkv.serving.engine.block_allocator import BLOCK_SIZE
+from qkv.serving.engine.generation_request import Outlet
 
 ENDS = 4
 """End ids per row; a sequence with more is handled token by token."""
@@ -47,6 +48,10 @@ class RowSettings(NamedTuple):
     streams: bool
     ablated: bool
     """Some of its heads are switched off."""
+    outlet: Outlet | None = None
+    """Takes its tokens as numbers, one by one; None if chunks are sent."""
+    number: int = 0
+    """By which the outlet knows it."""
 
 
 class Received(NamedTuple):
@@ -55,7 +60,9 @@ class Received(NamedTuple):
     collected: int
     """Tokens that were buffered."""
     streaming: Slots
-    """Rows of these whose sequence streams."""
+    """Rows of these whose sequence streams chunks."""
+    relayed: Slots
+    """Rows of these whose token goes to an outlet."""
     due: Slots
     """Rows of these whose sequence catches up on what would otherwise be left for its end."""
     others: Slots
@@ -72,6 +79,7 @@ class SequenceTable:
         """A number for each stay of a sequence in a slot; 0 for a free slot."""
         self.computed = np.zeros(slots, dtype=np.int64)
         self.generated = np.zeros(slots, dtype=np.int64)
+        self.chunk_start = np.zeros(slots, dtype=np.int64)
         self.received = np.zeros(slots, dtype=np.int64)
         """Generated tokens that the host has read."""
         self.max_new_tokens = np.zeros(slots, dtype=np.int64)
@@ -81,6 +89,10 @@ class SequenceTable:
         self.samples_logits = np.zeros(slots, dtype=bool)
         self.collects = np.zeros(slots, dtype=bool)
         self.streams = np.zeros(slots, dtype=bool)
+        self.relays = np.zeros(slots, dtype=bool)
+        """Whether a row has an outlet."""
+        self.outlets = np.full(slots, None, dtype=object)
+        self.numbers = np.zeros(slots, dtype=np.int64)
         self.ablated = np.zeros(slots, dtype=bool)
         self.ends = np.full((slots, ENDS), NO_END, dtype=np.int64)
         self.filters = np.zeros((len(RowFilters._fields), slots))
@@ -92,18 +104,30 @@ class SequenceTable:
         """Tokens that the host has read, but not added to the sequence's list."""
         self.buffered = np.zeros(slots, dtype=np.int64)
 
-    def join(self, slot: int, computed: int, generated: int, settings: RowSettings) -> None:
+    def join(
+        self,
+        slot: int,
+        computed: int,
+        generated: int,
+        settings: RowSettings,
+        *,
+        chunk_start: int = 0,
+    ) -> None:
         """Give a slot to a sequence."""
         self.version += 1
         self.owner[slot] = next(owners)
         self.computed[slot] = computed
         self.generated[slot] = generated
+        self.chunk_start[slot] = chunk_start
         self.received[slot] = generated
         self.buffered[slot] = 0
         self.max_new_tokens[slot] = settings.max_new_tokens
         self.samples_logits[slot] = settings.samples_logits
         self.collects[slot] = settings.collects and len(settings.end_ids) <= ENDS
         self.streams[slot] = settings.streams
+        self.relays[slot] = settings.outlet is not None
+        self.outlets[slot] = settings.outlet
+        self.numbers[slot] = settings.number
         self.ablated[slot] = settings.ablated
         self.ends[slot] = NO_END
         end_ids = settings.end_ids[:ENDS]
@@ -118,6 +142,7 @@ class SequenceTable:
         self.version += 1
         self.owner[slot] = 0
         self.buffered[slot] = 0
+        self.outlets[slot] = None
         del self.sources[slot]
 
     def hold_blocks(self, slot: int, block_table: list[int]) -> None:
@@ -185,15 +210,30 @@ class SequenceTable:
         self.buffered[rows] += 1
         self.received[rows] += 1
 
+        # What an outlet has is in no chunk
+        relayed = collects & self.relays[slots]
+        self.chunk_start[slots[relayed]] += 1
+
         # Each slot has its own turn, so that every step has a few rows to catch up on
         due = (self.received[slots] + slots) % CATCH_UP_EVERY == 0
 
         return Received(
             collected=len(rows),
-            streaming=np.flatnonzero(collects & self.streams[slots]),
+            streaming=np.flatnonzero(collects & self.streams[slots] & ~relayed),
+            relayed=np.flatnonzero(relayed),
             due=np.flatnonzero(collects & due),
             others=np.flatnonzero(stays & ~collects),
         )
+
+    def by_outlet(
+        self, slots: Slots, token_ids: Slots
+    ) -> Iterator[tuple[Outlet, Int64[np.ndarray, "M"], Int64[np.ndarray, "M"]]]:
+        """The outlets of these rows, each with the numbers of its rows and their tokens."""
+        outlets = self.outlets[slots]
+        numbers = self.numbers[slots]
+        for outlet in dict.fromkeys(outlets.tolist()):
+            rows = outlets == outlet
+            yield outlet, numbers[rows], token_ids[rows]
 
     def take_tokens(self, slot: int) -> list[int]:
         """The buffered tokens of a row, which is then empty."""

@@ -13,9 +13,12 @@ import socket
 import struct
 import threading
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from enum import IntEnum
 from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
 
 HEADER = struct.Struct("<BI")
 READ_BYTES = 1 << 20
@@ -210,9 +213,9 @@ class Channel:
                 self.loop.remove_writer(self.end)
 
 
-def pack_tokens(numbers: Sequence[int], token_ids: Sequence[int]) -> bytes:
-    """The payload of a TOKENS frame: one number of a request for each token."""
-    return array("q", numbers).tobytes() + array("i", token_ids).tobytes()
+def pack_tokens(numbers: ArrayLike, token_ids: ArrayLike) -> bytes:
+    """The payload of a TOKENS frame: one number of a sample for each token."""
+    return np.asarray(numbers, np.int64).tobytes() + np.asarray(token_ids, np.int32).tobytes()
 
 
 def unpack_tokens(payload: bytes) -> tuple[array[int], array[int]]:

@@ -12,6 +12,9 @@ from array import array
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+from jaxtyping import Int64
+
 from qkv.serving.engine.generation_request import (
     GenerationRequest,
     OutputChunk,
@@ -37,7 +40,6 @@ class NumberedHandle(RequestHandle):
     def __init__(self, link: FrontEndLink, number: int, request: GenerationRequest) -> None:
         super().__init__(request, outlet=link)
         self.number = number
-        """Of the first sample; further ones follow."""
 
 
 class FrontEndLink:
@@ -159,6 +161,12 @@ class FrontEndLink:
             self.channel.send(Kind.TOKENS, pack_tokens(numbers, token_ids))
         if others:
             self.channel.send_object(Kind.UPDATES, others)
+
+    def deliver_tokens(
+        self, numbers: Int64[np.ndarray, "M"], token_ids: Int64[np.ndarray, "M"]
+    ) -> None:
+        """Send one new token of each of these samples."""
+        self.channel.send(Kind.TOKENS, pack_tokens(numbers, token_ids))
 
     def count_ended(self, handle: NumberedHandle) -> None:
         handle.unfinished -= 1

@@ -97,7 +97,6 @@ class RemoteHandle(RequestHandle):
         super().__init__(request, mailbox)
         self.host = host
         self.number = number
-        """Of the first sample; further ones follow."""
         self.running = request.samples
 
     def abort(self) -> None:
