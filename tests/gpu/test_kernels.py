@@ -230,7 +230,10 @@ def test_the_memory_of_sparse_flash_grows_with_the_length(name: str) -> None:
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
         output, _ = attend(query, key, value, mask=causal_pattern(name), kernel="sparse_flash")
-        torch.autograd.grad(output.sum(), (query, key, value))
+        # In this thread: another one would free the tensors of the graph at a time of its own
+        with torch.autograd.set_multithreading_enabled(False):
+            torch.autograd.grad(output.sum(), (query, key, value))
+
         return torch.cuda.max_memory_allocated() - before
 
     # Shorter sequences have fewer splits of the queries than a long one may have
