@@ -27,9 +27,14 @@ The tokens are bytes, which Python hashes once, and which garbage collections sk
 class KnownPrefix(NamedTuple):
     """The first blocks of a sequence that are registered themselves, and the last one's version."""
 
-    blocks: int
     parent: int | str
     """The prefix key, if there is none."""
+    blocks: int = 0
+    complete: bool = True
+    """No content was cached in another block, so that going on costs little.
+
+    Another block may be evicted: behind it, all blocks are looked up again.
+    """
 
 
 class OutOfBlocks(Exception):
@@ -122,15 +127,16 @@ class BlockAllocator:
         return blocks
 
     def cache_prefix(
-        self, token_ids: Sequence[int], blocks: Sequence[int], known: KnownPrefix
+        self, token_ids: Sequence[int], limit: int, blocks: Sequence[int], known: KnownPrefix
     ) -> KnownPrefix:
-        """Register the full blocks of a sequence; content that is cached already is not moved.
+        """Register the full blocks of the first `limit` tokens; content that is cached stays there.
 
         `known` is what an earlier call returned for the sequence, which holds the blocks since.
         """
         parent = known.parent
-        registered, last_version = known
-        end = min(len(blocks), len(token_ids) // BLOCK_SIZE)
+        registered = known.blocks
+        last_version = known.parent
+        end = min(len(blocks), limit // BLOCK_SIZE)
         tokens = as_bytes(token_ids[known.blocks * BLOCK_SIZE : end * BLOCK_SIZE])
         for number in range(known.blocks, end):
             block = blocks[number]
@@ -138,19 +144,28 @@ class BlockAllocator:
             content = (parent, tokens[start : start + BLOCK_BYTES])
             cached = self.cached.get(content)
             if cached is None:
-                if block in self.contents:
-                    break  # the block is registered with another parent
-
-                self.version += 1
-                self.cached[content] = cached = block
-                self.contents[block] = (content, self.version)
+                cached = block
+                self.register(block, content)
 
             _, parent = self.contents[cached]
             if cached == block and registered == number:
                 registered = number + 1
                 last_version = parent
 
-        return KnownPrefix(registered, last_version)
+        return KnownPrefix(last_version, registered, complete=registered >= end)
+
+    def register(self, block: int, content: CachedBlock) -> None:
+        """Make a block known by its content.
+
+        An entry of the block has a parent that is not cached any more, and is never found.
+        """
+        stale = self.contents.get(block)
+        if stale is not None:
+            del self.cached[stale[0]]
+
+        self.version += 1
+        self.cached[content] = block
+        self.contents[block] = (content, self.version)
 
 
 def as_bytes(token_ids: Sequence[int]) -> bytes:

@@ -60,7 +60,7 @@ class OutputChunk(NamedTuple):
     scored: list[TokenLogprob] | None = None
     """The tokens with texts and logprobs, if the request has stop strings or asks for logprobs."""
     generated: int | None = None
-    """Tokens of the sample so far, with those of this chunk; None if they are all in this chunk."""
+    """Tokens of the sample so far, with those of this chunk; None where they are not counted."""
 
     @property
     def tokens(self) -> list[TokenLogprob]:
@@ -195,7 +195,7 @@ class RequestHandle:
     """
 
     number = 0
-    """By which an outlet knows the first sample; the numbers of further samples follow."""
+    """The outlet's number of the first sample; the numbers of further samples follow."""
 
     def __init__(
         self,

@@ -45,9 +45,8 @@ class OutputProcessor:
         # Most rows only collect their token
         received = self.table.receive(launched.slots, launched.owner, token_ids)
         self.counts["said_tokens"] += received.collected
-        relayed = received.relayed
-        if relayed.size:
-            self.relay(launched.slots[relayed], token_ids[relayed])
+        if received.relayed.size:
+            self.relay(launched, received.relayed)
 
         for row in received.streaming.tolist():
             self.run_isolated(self.stream, launched.sequences[row])
@@ -87,10 +86,20 @@ class OutputProcessor:
         elif sequence.request.stream:
             self.stream(sequence)
 
-    def relay(self, slots: Slots, token_ids: Slots) -> None:
-        """Send the new token of each of these rows to the outlet of its request."""
-        for outlet, numbers, tokens in self.table.by_outlet(slots, token_ids):
-            outlet.deliver_tokens(numbers, tokens)
+    def relay(self, launched: LaunchedStep, rows: Slots) -> None:
+        """Send the new token of each of these rows to the outlet of its request.
+
+        Requests whose outlet fails are aborted, since their streams would have gaps.
+        """
+        slots = launched.slots[rows]
+        token_ids = launched.token_ids.numpy()[rows]
+        for outlet, mine in self.table.by_outlet(slots):
+            try:
+                outlet.deliver_tokens(self.table.numbers[slots[mine]], token_ids[mine])
+            except Exception as error:
+                log_unexpected(error)
+                for row in rows[mine].tolist():
+                    launched.sequences[row].handle.abort()
 
     def stream(self, sequence: ServingSequence) -> None:
         """Emit the new tokens, unless the client has chunks to read."""
@@ -102,10 +111,11 @@ class OutputProcessor:
     def catch_up(self, sequence: ServingSequence) -> None:
         """Do the work of the tokens so far while the device computes.
 
-        Sequences that arrive together often end together, and their device then waits for them.
+        Sequences that arrive together often end together, and the device would wait for this work.
         """
         sequence.detokenize()
-        self.scheduler.cache_prefix(sequence)
+        if sequence.known_prefix.complete:
+            self.scheduler.cache_prefix(sequence)
 
     def finish(self, sequences: Sequence[ServingSequence], chunks: Sequence[OutputChunk]) -> None:
         """End sequences of one request with their last chunks."""

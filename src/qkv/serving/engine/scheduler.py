@@ -398,7 +398,7 @@ class Scheduler:
         self.running.remove(sequence)
         sequence.block_table = []
         sequence.source_block_table = []
-        sequence.known_prefix = KnownPrefix(0, sequence.prefix_key)
+        sequence.known_prefix = KnownPrefix(sequence.prefix_key)
         sequence.pool = None
 
         if pool is not self.blocks and all(other.pool is not pool for other in self.running):
@@ -414,5 +414,5 @@ class Scheduler:
         known = min(sequence.computed, len(token_ids))
         if known // BLOCK_SIZE > sequence.known_prefix.blocks:
             sequence.known_prefix = self.blocks.cache_prefix(
-                token_ids[:known], sequence.block_table, sequence.known_prefix
+                token_ids, known, sequence.block_table, sequence.known_prefix
             )

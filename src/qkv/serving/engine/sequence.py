@@ -59,7 +59,7 @@ class Strategy(Protocol):
 
 
 class RowNumber:
-    """A number of a sequence that its row of the table has while the sequence has a slot."""
+    """A number of a sequence, kept in its row of the table while it has a slot."""
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name
@@ -153,7 +153,7 @@ class ServingSequence:
         # KV cache
         self.prefix_key = repr(sorted(set(request.heads_off)))
         """Only sequences with equal ones share prefixes: ablated heads change the cached keys."""
-        self.known_prefix = KnownPrefix(0, self.prefix_key)
+        self.known_prefix = KnownPrefix(self.prefix_key)
         self.block_table: list[int] = []
         self.source_block_table: list[int] = []
         self.reset()

@@ -24,10 +24,10 @@ NO_END = -2
 """Fills the columns of missing end ids: no token, and not BROKEN."""
 UNIFORMS = 64
 """Uniform numbers that are drawn for a row at a time."""
-BUFFERED = 64
-"""Tokens per row before they are added to the sequence's list."""
 CATCH_UP_EVERY = 32
 """Tokens after which a row's sequence catches up on its text and its prefix; rows take turns."""
+BUFFERED = 2 * CATCH_UP_EVERY
+"""Tokens per row before they are added to the sequence's list, at the latest."""
 
 owners = count(1)
 Slots = Int64[np.ndarray, "N"]
@@ -49,9 +49,9 @@ class RowSettings(NamedTuple):
     ablated: bool
     """Some of its heads are switched off."""
     outlet: Outlet | None = None
-    """Takes its tokens as numbers, one by one; None if chunks are sent."""
+    """Receives each token when the host has read it; None if chunks are sent."""
     number: int = 0
-    """By which the outlet knows it."""
+    """The outlet's number of this sequence."""
 
 
 class Received(NamedTuple):
@@ -225,15 +225,11 @@ class SequenceTable:
             others=np.flatnonzero(stays & ~collects),
         )
 
-    def by_outlet(
-        self, slots: Slots, token_ids: Slots
-    ) -> Iterator[tuple[Outlet, Int64[np.ndarray, "M"], Int64[np.ndarray, "M"]]]:
-        """The outlets of these rows, each with the numbers of its rows and their tokens."""
+    def by_outlet(self, slots: Slots) -> Iterator[tuple[Outlet, Int64[np.ndarray, "M"]]]:
+        """The outlets of these rows, each with the indices of its rows."""
         outlets = self.outlets[slots]
-        numbers = self.numbers[slots]
         for outlet in dict.fromkeys(outlets.tolist()):
-            rows = outlets == outlet
-            yield outlet, numbers[rows], token_ids[rows]
+            yield outlet, np.flatnonzero(outlets == outlet)
 
     def take_tokens(self, slot: int) -> list[int]:
         """The buffered tokens of a row, which is then empty."""

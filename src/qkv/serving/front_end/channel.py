@@ -40,7 +40,7 @@ class Kind(IntEnum):
     ABORT = 4
     """The client of a numbered request is gone."""
     TOKENS = 5
-    """Tokens of many requests, of one step of the engine."""
+    """Tokens of many requests, of one part of a step of the engine."""
     UPDATES = 6
     """Chunks, ends and errors of requests."""
     FORWARD = 7

@@ -120,3 +120,23 @@ def test_a_whole_response_is_one_chunk() -> None:
     (chunk,) = steps.chunks(handle)
     assert len(chunk.token_ids) == 5
     assert not outlet.received
+
+
+def test_an_outlet_that_fails_aborts_its_own_requests(caplog: pytest.LogCaptureFixture) -> None:
+    class Broken(TokenLists):
+        def deliver_tokens(self, numbers: Any, token_ids: Any) -> None:
+            raise RuntimeError("the event loop is closed")
+
+    model = gpt()
+    steps = Steps(model, cache=1 << 20)
+    params = SamplingParams(temperature=0)
+    broken = request(steps, Broken(), 1, prompt=[1, 2, 3], max_tokens=9, sampling=params)
+    outlet = TokenLists()
+    other = request(steps, outlet, 2, prompt=[4, 5], max_tokens=9, sampling=params)
+    steps.finish()
+    alone = generate(model, [[4, 5]], length=9, sampling_params=params)
+    assert received(steps, outlet, other) == alone
+    assert broken.aborted
+    assert not steps.chunks(broken)
+    assert steps.used == 0
+    assert "RuntimeError" in caplog.text
