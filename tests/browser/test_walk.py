@@ -549,7 +549,7 @@ def check_answer(page: Any, answer: Any) -> None:
 def text(probability: float) -> str:
     """A probability as pages write it."""
     if 0 < probability < 0.00005:
-        return "under 0.01%"
+        return "<0.01%"
 
     return f"{100 * probability:.{2 if probability < 0.001 else 1}f}%"
 

@@ -13,7 +13,7 @@ test("the others are what is left to 100%, unless it would read 0%", () => {
 });
 
 test("percentages have as many digits as they need", () => {
-  assert.deepEqual([0, 1e-6, 0.0004, 0.0123, 1].map(percent), ["0%", "under 0.01%", "0.04%", "1.2%", "100.0%"]);
+  assert.deepEqual([0, 1e-6, 0.0004, 0.0123, 1].map(percent), ["0%", "<0.01%", "0.04%", "1.2%", "100.0%"]);
 });
 
 test("every view has a sentence, a formula and what a screen reader says of it", () => {

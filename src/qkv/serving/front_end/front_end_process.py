@@ -7,6 +7,7 @@ Both arguments are numbers of open sockets. `qkv serve` starts it.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import pickle
@@ -28,6 +29,9 @@ from qkv.serving.http.middleware import AccessRules, RequestMiddleware
 from qkv.serving.http.server import Server
 from qkv.serving.routes.generation_routes import DIRECT
 
+SEND_SECONDS = 0.5
+"""Until a response is counted in the metrics of another front end, at the latest."""
+
 
 @dataclass
 class RunningGauge:
@@ -46,15 +50,22 @@ class RemoteMetrics:
     host: RemoteHost
     running: RunningGauge = field(default_factory=RunningGauge)
     counted: list[tuple[str, int, float]] = field(default_factory=list)
+    timer: asyncio.TimerHandle | None = None
 
     def count(self, route: str, status: int, seconds: float) -> None:
-        """Count one response; many are sent at once."""
+        """Count one response; many are sent at once, within a second."""
         self.counted.append((route, status, seconds))
         if len(self.counted) >= 256:
             self.send()
+        elif self.timer is None:
+            self.timer = asyncio.get_running_loop().call_later(SEND_SECONDS, self.send)
 
     def send(self) -> None:
-        """Send the counts; called before each forwarded request, such as that for the metrics."""
+        """Send the counts; also called before a forwarded request, such as that for the metrics."""
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None
+
         counted = self.counted
         self.counted = []
         self.host.channel.send_soon(Kind.COUNTS, (self.running.read(), counted))

@@ -9,11 +9,14 @@ import signal
 import socket
 import threading
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
 
+from qkv.serving.front_end.channel import Kind
+from qkv.serving.front_end.front_end_process import RemoteMetrics
 from qkv.serving.http.middleware import AccessRules
 from qkv.serving.model_host import ModelHost
 from support.holding import Gate, empty
@@ -195,6 +198,25 @@ def test_keys_are_checked_by_the_front_end(host: ModelHost) -> None:
         )
         assert answer.status_code == 200
         assert ask(server.url, "GET", "/health").status_code == 200
+
+
+def test_a_response_is_counted_without_a_further_request() -> None:
+    """Another front end may be asked for the metrics."""
+
+    async def count_one() -> tuple[Kind, Any]:
+        sent: asyncio.Future[tuple[Kind, Any]] = asyncio.get_running_loop().create_future()
+        channel = SimpleNamespace(send_soon=lambda *frame: sent.set_result(frame))
+        host: Any = SimpleNamespace(channel=channel)
+        metrics = RemoteMetrics(host)
+        metrics.count("/v1/completions", 200, 0.5)
+        assert not sent.done()
+        frame = await sent
+        assert metrics.timer is None
+        return frame
+
+    kind, value = asyncio.run(count_one())
+    assert kind is Kind.COUNTS
+    assert value == (0.0, [("/v1/completions", 200, 0.5)])
 
 
 def test_the_metrics_count_the_responses_of_the_front_end(apart: Separated) -> None:

@@ -75,6 +75,6 @@ export function roomBelow(node, margin) {
 
 export function percent(weight) {
   if (weight === 0) return "0%";
-  if (weight < 0.00005) return "under 0.01%";
+  if (weight < 0.00005) return "<0.01%";
   return `${(100 * weight).toFixed(weight < 0.001 ? 2 : 1)}%`;
 }
