@@ -9,14 +9,11 @@ from __future__ import annotations
 import time
 from typing import Any
 
-import numpy as np
-
 from qkv.generation.stop import Reason, StopStringFilter
 from qkv.models.model import Model
 from qkv.serving.engine.engine import COUNTERS
 from qkv.serving.engine.generation_request import (
     GenerationRequest,
-    Outlet,
     OutputChunk,
     RequestHandle,
 )
@@ -66,8 +63,6 @@ class InstantEngine:
         self.runner = Nothing()
         self.scheduler = Nothing()
         self.waiting_requests: list[RequestHandle] = []
-        self.relayed: dict[Outlet, list[tuple[int, int]]] = {}
-        """The tokens of a step that go to a front end, each with the number of its request."""
 
     def check(self, request: GenerationRequest) -> None:
         """Every request is accepted."""
@@ -92,11 +87,6 @@ class InstantEngine:
         for sequence in list(self.scheduler.running):
             self.advance(sequence)
 
-        for outlet, pairs in self.relayed.items():
-            numbers, token_ids = np.array(pairs).T
-            outlet.deliver_tokens(numbers, token_ids)
-
-        self.relayed = {}
         self.counts["steps"] += 1
         time.sleep(max(0.0, STEP_SECONDS + began - time.monotonic()))
         return True
@@ -111,9 +101,6 @@ class InstantEngine:
             self.counts["finished"] += 1
             self.scheduler.running.remove(sequence)
             self.emit(handle, sequence.take_chunk("length"))
-        elif handle.request.stream and handle.outlet is not None:
-            pair = (handle.number, sequence.new_ids.pop())
-            self.relayed.setdefault(handle.outlet, []).append(pair)
         elif handle.request.stream and handle.accepts_chunk(1):
             handle.unread += 1
             self.emit(handle, sequence.take_chunk(None))
