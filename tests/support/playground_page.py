@@ -134,7 +134,7 @@ def alike(shown: list[str], probabilities: list[float]) -> bool:
 
     for text, probability in zip(shown, probabilities, strict=True):
         value = 0.0
-        if not text.startswith("under"):
+        if not text.startswith("<"):
             value = float(text.removesuffix("%")) / 100
         if abs(value - probability) >= 0.00051:
             return False

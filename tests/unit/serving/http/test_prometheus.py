@@ -22,7 +22,7 @@ def http(server: Running) -> Iterator[httpx.Client]:
 
 
 def test_metrics_are_prometheus_text(http: httpx.Client) -> None:
-    ask = {"model": "gpt", "prompt": "the cat", "max_tokens": 3}
+    ask = {"model": "gpt", "prompt": "the cat", "max_tokens": 3, "min_tokens": 3}
     assert http.post("/v1/completions", json=ask).status_code == 200
     response = http.get("/metrics")
     text = response.text
