@@ -16,12 +16,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import re
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import CodeType, FunctionType
-from typing import Any, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 import jaxtyping
 from beartype import BeartypeConf, beartype
@@ -64,16 +65,31 @@ def lazily_checked(*, typechecker: Any) -> Callable[[Any], Any]:
     """A decorator with the checks of `jaxtyped`, which prepares them at the first checked call."""
 
     def decorate(decorated: Any) -> Any:
-        if isinstance(decorated, FunctionType):
+        if isinstance(decorated, FunctionType) and has_shapes(decorated):
             return check_at_call(decorated, typechecker)
         if inspect.isclass(decorated) and dataclasses.is_dataclass(decorated):
             initialize = vars(decorated).get("__init__")
-            if isinstance(initialize, FunctionType) and not hasattr(initialize, "__wrapped__"):
+            plain = isinstance(initialize, FunctionType) and not hasattr(initialize, "__wrapped__")
+            if plain and has_shapes(initialize):
                 decorated.__init__ = check_at_call(initialize, typechecker)
 
         return decorated
 
     return decorate
+
+
+def has_shapes(function: FunctionType) -> bool:
+    """Whether an annotation has an array with a shape, or the name of one."""
+    names = re.findall(r"\w+", " ".join(map(str, function.__annotations__.values())))
+    return any(is_shape(function.__globals__.get(name)) for name in set(names))
+
+
+def is_shape(value: Any) -> bool:
+    """Whether this is one of jaxtyping's types, such as Float, or a type that contains one."""
+    if isinstance(value, type) and value.__module__.startswith("jaxtyping"):
+        return True
+
+    return any(map(is_shape, get_args(value)))
 
 
 def check_at_call(function: FunctionType, typechecker: Any) -> Function:
@@ -118,7 +134,7 @@ def kind_of(value: Any) -> Any:
     """What the checks see of an argument: of an object, which one it is."""
     kind = type(value)
     if kind in (Tensor, Parameter, ndarray):
-        return kind, tuple(value.shape), value.dtype
+        return kind, value.shape, value.dtype
     if isinstance(value, Tensor):
         return object()  # such as one whose sizes are symbols: unlike any other
     if value is None or kind in (int, bool, float, str):
