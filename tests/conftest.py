@@ -50,6 +50,7 @@ deselected_without_gpu = pytest.StashKey[int]()
 
 LONGEST = (
     "unit/training/systems/test_distributed.py",
+    "unit/lab/test_demo.py",
     "unit/learn/test_exercises.py",
     "unit/learn/test_beyond_exercises.py",
     "docs/test_page_code.py",
@@ -61,6 +62,10 @@ LONGEST = (
     "unit/training/resilience/test_bad_steps.py",
     "unit/training/test_resume.py",
     "unit/training/test_loop.py",
+    "golden/test_real_weights.py",
+    "unit/models/test_compiled.py",
+    "unit/training/resilience/test_sharded_checkpoints.py",
+    "unit/evaluation/test_lm_eval_harness.py",
 )
 """Files that take long for their number of tests, in the order in which workers take them.
 

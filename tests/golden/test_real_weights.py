@@ -5,16 +5,19 @@ Both models are packages that are installed without their dependencies; they are
 
 from __future__ import annotations
 
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import gguf
 import pytest
 import tokenizers
 import torch
 from gguf import GGUFReader
 from torch import Tensor
 from transformers import AutoTokenizer, BertModel, LlamaConfig, LlamaForCausalLM
+from transformers.initialization import no_init_weights
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
 from qkv.generation.text import complete
@@ -55,16 +58,29 @@ def smollm(smollm_file: Path) -> GPT:
 
 
 @pytest.fixture(scope="module")
-def their_smollm(smollm_file: Path) -> Any:
-    """Load a GGUF with `transformers`; from_pretrained would need the package accelerate."""
-    config = LlamaConfig(**load_gguf_checkpoint(str(smollm_file))["config"])
-    with torch.device("meta"):
-        skeleton = LlamaForCausalLM(config)
+def reader(smollm_file: Path) -> GGUFReader:
+    """What was read of the file, which takes two seconds each time."""
+    return GGUFReader(smollm_file)
 
-    weights = load_gguf_checkpoint(str(smollm_file), return_tensors=True, model_to_load=skeleton)[
-        "tensors"
-    ]
-    model = LlamaForCausalLM(config)
+
+@pytest.fixture(scope="module")
+def their_smollm(smollm_file: Path, reader: GGUFReader) -> Any:
+    """Load a GGUF with `transformers`; from_pretrained would need the package accelerate."""
+    with pytest.MonkeyPatch.context() as patch:
+        # `transformers` would read the file twice, and make the table of names for every module.
+        patch.setattr(gguf, "GGUFReader", lambda path: reader)
+        patch.setattr(gguf, "get_tensor_name_map", cache(gguf.get_tensor_name_map))
+        config = LlamaConfig(**load_gguf_checkpoint(str(smollm_file))["config"])
+        with torch.device("meta"):
+            skeleton = LlamaForCausalLM(config)
+
+        checkpoint = load_gguf_checkpoint(
+            str(smollm_file), return_tensors=True, model_to_load=skeleton
+        )
+
+    weights = checkpoint["tensors"]
+    with no_init_weights():
+        model = LlamaForCausalLM(config)
     report = model.load_state_dict(weights, strict=False, assign=True)
     assert report.missing_keys == ["lm_head.weight"]
     model.tie_weights()
@@ -83,9 +99,9 @@ def test_smollm_quantised_by_llama_cpp(smollm: GPT, their_smollm: Any) -> None:
         assert furthest(smollm(token_ids), their_smollm(token_ids).logits) < 1e-3
 
 
-def test_smollm_knows_the_capital_of_france(smollm: GPT, smollm_file: Path) -> None:
+def test_smollm_knows_the_capital_of_france(smollm: GPT, reader: GGUFReader) -> None:
     """A mistake that both libraries share would fail here."""
-    tokens = GGUFReader(smollm_file).fields["tokenizer.ggml.tokens"].contents()
+    tokens = reader.fields["tokenizer.ggml.tokens"].contents()
     token_ids = torch.tensor(
         [[tokens.index(token) for token in ("The", "Ġcapital", "Ġof", "ĠFrance", "Ġis")]]
     )

@@ -15,6 +15,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 import torch
+import torch._inductor.config  # which every run imports, and that takes a second
 
 from support.killing import TOUCHES
 from support.small_training import TrainingJob

@@ -58,14 +58,16 @@ def finish(process: subprocess.Popen[str], seconds: float = 900) -> str:
             process.communicate()
 
 
-def train_on(ranks: int, folder: Path, device: str, *items: str) -> str:
-    """Train on several ranks, which import PyTorch once on a CPU; returns what they printed."""
-    arguments = [str(folder), device, *items]
-    if device == "cpu":
-        process = run_python(str(RANKS), "--ranks", str(ranks), *arguments)
-    else:
-        process = launch(ranks, str(RANKS), *arguments)
+def train_on_cpu(folder: Path, *groups: tuple[int, list[str]]) -> str:
+    """Train on groups of ranks, one after the other; returns what they printed.
 
+    A group is the number of its ranks and the items that they train. One program forks all ranks.
+    """
+    arguments = [str(folder), "cpu"]
+    for ranks, items in groups:
+        arguments += ["--ranks", str(ranks), *items]
+
+    process = run_python(str(RANKS), *arguments)
     printed = finish(process)
     assert process.returncode == 0, printed
     return printed

@@ -2,13 +2,16 @@
 
 `torchrun tests/support/ranks.py FOLDER cpu gpt:fsdp:new ...` trains the case `gpt` with FSDP on the
 data in FOLDER, into FOLDER/new, or resumes the run there. It takes several runs at once, because
-starting the processes takes longer than training. `python tests/support/ranks.py --ranks 2 FOLDER
-...` does the same with ranks that are forked after the imports, which take longest.
+starting the processes takes longer than training.
+
+`python tests/support/ranks.py FOLDER cpu --ranks 2 gpt:fsdp:new ... --ranks 3 ...` does the same
+with ranks that are forked after the imports, which take longest: two of them, and then three.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sys
 from dataclasses import dataclass, field
@@ -16,15 +19,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch._inductor.config  # which every run imports, and that takes a second
 import torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
 
+from qkv.checkpoint import CHECKPOINTS
 from qkv.models.bert import BERTConfig
 from qkv.models.gpt import GPTConfig
 from qkv.models.registry import Config
 from qkv.models.rnn import RNNConfig
 from qkv.models.transformer import TransformerConfig
 from qkv.training.loop import TrainingResult, training_loop
+from qkv.training.resilience.checkpoint_writer import Checkpoints
 from qkv.training.resilience.sharded_checkpoints import ShardedCheckpoints, ShardWriter
 from qkv.training.run import Run
 from qkv.training.run_config import DataConfig, Distributed, OptimizerConfig, RunConfig
@@ -32,7 +38,8 @@ from qkv.training.setup.run_folder import describe, write_description
 from qkv.training.setup.training_task import assemble
 from qkv.training.systems.distributed import World, join_process_group
 
-STEPS = 6
+STEPS = 4
+HALFWAY = 2  # the step that runs are resumed from
 TEXT = "text.txt"
 PAIRS = "pairs.tsv"
 PORT_BYTES = 8
@@ -113,8 +120,8 @@ def train_case(
     usual: dict[str, Any] = {
         "steps": STEPS,
         "batch_tokens": 80,
-        "validate_every": 3,
-        "checkpoint_every": 2,
+        "validate_every": HALFWAY,
+        "checkpoint_every": HALFWAY,
         "keep": 9,
         "log_every": 1,
         "compile": False,
@@ -130,6 +137,16 @@ def train_case(
             write_description(out, describe(task, source, optimizer, run))
 
     return training_loop(Run.create(task, optimizer, run, world))
+
+
+def halfway(run: Path, copy: Path) -> None:
+    """Copy a run as it was at its checkpoint halfway."""
+    shutil.copytree(run, copy)
+    checkpoints = Checkpoints(copy / CHECKPOINTS)
+    for step in checkpoints.steps():
+        if step > HALFWAY:
+            shutil.rmtree(checkpoints.folder_of(step))
+    (copy / "model.safetensors").unlink()
 
 
 def fail_in_turn(world: World, folder: Path) -> None:
@@ -187,10 +204,18 @@ def main(folder: str, device: str, *items: str) -> None:
                 fail_in_turn(world, Path(folder))
                 continue
             if item == "die":
-                die_while_saving(world, STEPS - 2)
+                die_while_saving(world, STEPS)
                 continue
             if item == "empty":
                 save_empty_shards(world, Path(folder, "empty"))
+                continue
+
+            if item.startswith(("copy:", "halfway:")):
+                what, run, copy = item.split(":")
+                copy_run = {"copy": shutil.copytree, "halfway": halfway}[what]
+                with world.first_rank_first():
+                    if world.first:
+                        copy_run(Path(folder, run), Path(folder, copy))
                 continue
 
             name, distributed, out, *precision = item.split(":")
@@ -202,37 +227,60 @@ def main(folder: str, device: str, *items: str) -> None:
             train_case(name, Path(folder), Path(folder, out), world, method, **options)
 
 
-def fork_ranks(ranks: int) -> None:
-    """Return in each of `ranks` processes, with the environment that torchrun gives them.
+def train_on_forked_ranks(ranks: int, folder: str, device: str, items: list[str]) -> None:
+    """Do the items on `ranks` processes, with the environment that torchrun gives them.
 
-    This process waits for them, ends the others when one fails, and exits.
+    When one fails, the others are ended. Exits unless all end well, or one dies that is to `die`.
     """
     reader, writer = os.pipe()
+    running = set()
     for rank in range(ranks):
-        if os.fork() == 0:
+        process = os.fork()
+        if process == 0:
             port = os.read(reader, PORT_BYTES).decode().strip()
             os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks)}
             os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
             os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"
-            return
+            main(folder, device, *items)
+            sys.exit()
+
+        running.add(process)
 
     # As torchrun's, the store of the ranks' addresses is here, on a port that nobody else can take.
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     os.write(writer, f"{store.port:<{PORT_BYTES}}".encode() * ranks)
-    statuses = []
-    for _ in range(ranks):
-        _, status = os.wait()
-        statuses.append(os.waitstatus_to_exitcode(status))
-        if statuses[-1]:
-            os.killpg(os.getpgrp(), signal.SIGTERM)
+    failures = []
+    while running:
+        process, status = os.wait()
+        running.remove(process)
+        if status:
+            failures.append(os.waitstatus_to_exitcode(status))
+            for other in running:
+                os.kill(other, signal.SIGTERM)
 
-    sys.exit(max(statuses))
+    expected = not failures
+    if "die" in items:
+        expected = -signal.SIGKILL in failures
+    if not expected:
+        sys.exit(f"ranks ended with {failures}")
+
+
+def train_groups(folder: str, device: str, *arguments: str) -> None:
+    """Do the items of each `--ranks N ITEM ...` on as many ranks, one group after the other."""
+    groups: list[list[str]] = []
+    for argument in arguments:
+        if argument == "--ranks":
+            groups.append([])
+        else:
+            groups[-1].append(argument)
+
+    for ranks, *items in groups:
+        train_on_forked_ranks(int(ranks), folder, device, items)
 
 
 if __name__ == "__main__":
-    arguments = sys.argv[1:]
-    if arguments[0] == "--ranks":
-        fork_ranks(int(arguments[1]))
-        arguments = arguments[2:]
+    train = main
+    if "--ranks" in sys.argv:
+        train = train_groups
 
-    main(*arguments)
+    train(*sys.argv[1:])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections import Counter
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -22,6 +23,11 @@ FOLDERS = sorted(path.name for path in PACKAGE.iterdir() if (path / "__init__.py
 
 def read(name: str) -> str:
     return (ROOT / name).read_text(encoding="utf-8")
+
+
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
 
 
 def module_paths(text: str) -> set[str]:
@@ -107,7 +113,7 @@ def test_there_is_no_import_cycle() -> None:
     """Also none hidden in a function or behind TYPE_CHECKING."""
     trees = {}
     for path in PACKAGE.rglob("*.py"):
-        trees[module_name(path)] = ast.parse(path.read_text(encoding="utf-8"))
+        trees[module_name(path)] = parsed(path)
 
     imports: dict[str, set[str]] = {}
     for name, tree in trees.items():
@@ -128,7 +134,7 @@ def test_every_file_and_class_has_its_own_name() -> None:
     files = Counter(path.name for path in MODULES if path.parent.name not in CATALOGUES)
     classes: Counter[str] = Counter()
     for path in MODULES:
-        tree = ast.parse((PACKAGE / path).read_text(encoding="utf-8"))
+        tree = parsed(PACKAGE / path)
         classes.update(node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
 
     assert [name for name, count in (files + classes).items() if count > 1] == []

@@ -104,13 +104,13 @@ def test_a_stopped_demo_is_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     console = buffer_console()
     with monkeypatch.context() as patch:
         patch.setattr(demo, "sample_translation", stopping)
-        demo.show_demo(console, tmp_path, translator_steps=8, writer_steps=1)
+        demo.show_demo(console, tmp_path, translator_steps=5, writer_steps=1)
     assert "Stopped. qkv demo resumes the training." in text_of(console)
     assert "BLEU" not in text_of(console)
     assert not (tmp_path / "python").exists()
 
-    assert demo.trained_translator(buffer_console(), tmp_path / "turkish", steps=8)
-    assert demo.trained_translator(buffer_console(), tmp_path / "whole", steps=8)
+    assert demo.trained_translator(buffer_console(), tmp_path / "turkish", steps=5)
+    assert demo.trained_translator(buffer_console(), tmp_path / "whole", steps=5)
     resumed = qkv.load(tmp_path / "turkish").model.state_dict()
     whole = qkv.load(tmp_path / "whole").model.state_dict()
     assert all(torch.equal(resumed[name], whole[name]) for name in whole)
@@ -187,6 +187,7 @@ def test_an_empty_translation_is_shown(tmp_path: Path, monkeypatch: pytest.Monke
     assert "cats chase mice: \n" in text_of(console)
 
 
+@pytest.mark.usefixtures("little_data")
 def test_a_translation_is_not_read_as_markup(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

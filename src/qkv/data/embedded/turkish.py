@@ -335,7 +335,8 @@ def is_held_out(noun: Noun, verb: Verb) -> bool:
     return (NOUNS.index(noun) + 3 * VERBS.index(verb)) % 8 == 4
 
 
-def phrases(noun: Noun, may_be_indefinite: bool) -> list[Phrase]:
+@cache
+def phrases(noun: Noun, may_be_indefinite: bool) -> tuple[Phrase, ...]:
     """All phrases of a noun; half of them are phrases without an adjective, repeated."""
     adjectives: list[Adjective | None] = []
     for adjective in ADJECTIVES:
@@ -349,7 +350,7 @@ def phrases(noun: Noun, may_be_indefinite: bool) -> list[Phrase]:
         if may_be_indefinite or article != "a":
             phrases.append(Phrase(article, chosen, noun, is_plural))
 
-    return phrases
+    return tuple(phrases)
 
 
 def draw(seed: int, held_out: bool) -> Iterator[TurkishSentence]:

@@ -99,7 +99,7 @@ def test_positions_with_a_causal_model_that_is_not_causal(monkeypatch: pytest.Mo
         lambda arm, **shape: config(position_probes.BIDIRECTIONAL, **shape),
     )
     monkeypatch.setattr("qkv.lab.experiments.inside.positions_lab.NONE", "causal, none")
-    sizes = {"width": 8, "depth": 1, "context": 8, "steps": 2, "tokens": 64, "windows": 20}
+    sizes = {"width": 8, "depth": 1, "context": 8, "steps": 2, "tokens": 64, "windows": 5}
     results = results_of("positions", **sizes)
     assert results.findings[0].effect.mean == 0
     assert results.verdict != "holds"

@@ -19,9 +19,8 @@ from qkv.training.resilience import sharded_checkpoints
 from qkv.training.resilience.checkpoint_writer import Checkpoints
 from qkv.training.resilience.sharded_checkpoints import ShardedCheckpoints
 from qkv.training.systems.distributed import World
-from support.launching import RANKS as PROGRAM
-from support.launching import finish, launch, train_on, write_data
-from support.ranks import STEPS, train_case
+from support.launching import train_on_cpu, write_data
+from support.ranks import HALFWAY, STEPS, train_case
 from support.small_checkpoints import check, names, same_bits, save
 
 CPU = torch.device("cpu")
@@ -37,11 +36,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("QKV_CACHE", str(folder / "cache"))
         write_data(folder)
-        killed = launch(2, str(PROGRAM), str(folder), "cpu", "die", "gpt:fsdp:killed")
-        finish(killed)
-        assert killed.returncode != 0
-        shutil.copytree(folder / "killed", folder / "resumed")
-        train_on(2, folder, "cpu", "gpt:fsdp:whole", "gpt:fsdp:resumed", "empty")
+        killed = ["die", "gpt:fsdp:killed"]
+        resumed = ["copy:killed:resumed", "gpt:fsdp:whole", "gpt:fsdp:resumed", "empty"]
+        train_on_cpu(folder, (2, killed), (2, resumed))
         yield folder
 
 
@@ -65,8 +62,8 @@ def test_no_rank_writes_a_whole_model(runs: Path) -> None:
 
 def test_a_half_written_checkpoint_has_no_name(runs: Path) -> None:
     assert (runs / "killed" / "died").exists()
-    assert newest(runs / "killed").step < STEPS - 2
-    assert Checkpoints(runs / "killed" / CHECKPOINTS).steps()[-1] < STEPS - 2
+    assert newest(runs / "killed").step == HALFWAY < STEPS
+    assert Checkpoints(runs / "killed" / CHECKPOINTS).steps()[-1] == HALFWAY
 
 
 def test_the_resumed_run_ends_bit_for_bit_as_the_uninterrupted_one(runs: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
 import time
@@ -21,24 +20,13 @@ from qkv.training.run_config import DataConfig, OptimizerConfig, RunConfig
 from qkv.training.setup.training_task import assemble
 from qkv.training.systems.distributed import World
 from qkv.training.train import train
-from support.launching import finish, launch, train_on, write_data
-from support.ranks import CASES, PAIRS, STEPS, TEXT, train_case
+from support.launching import RANKS, finish, launch, train_on_cpu, write_data
+from support.ranks import CASES, HALFWAY, PAIRS, STEPS, TEXT, halfway, train_case
 
 ALONE = World(torch.device("cpu"))
-HALFWAY = 2  # the step that runs are resumed from
 WAYS = ["ddp", "fsdp"]
 # Sums in another order differ in the last bits of a float32, which Muon makes larger.
 TOLERANCE = dict.fromkeys(CASES, 1e-06) | {"muon": 1e-5}
-
-
-def halfway(run: Path, copy: Path) -> None:
-    """Copy a run as it was at its checkpoint halfway."""
-    shutil.copytree(run, copy)
-    checkpoints = Checkpoints(copy / CHECKPOINTS)
-    for step in checkpoints.steps():
-        if step > HALFWAY:
-            shutil.rmtree(checkpoints.folder_of(step))
-    (copy / "model.safetensors").unlink()
 
 
 @pytest.fixture(scope="module")
@@ -59,25 +47,19 @@ def runs(tmp_path_factory: pytest.TempPathFactory, cache: None) -> Path:
         halfway(folder / "1-gpt", folder / f"1-then-2-{way}-gpt")
     started = [f"{name}:{way}:2-{way}-{name}" for name in CASES for way in WAYS]
     resumed = [f"gpt:{way}:1-then-2-{way}-gpt" for way in WAYS]
-    printed = train_on(2, folder, "cpu", *started, *resumed, "fail")
-    (folder / "printed").write_text(printed)
-
-    halfway(folder / "2-fsdp-gpt", folder / "2-fsdp-then-3-ddp-gpt")
-    halfway(folder / "2-ddp-gpt", folder / "2-ddp-then-3-fsdp-gpt")
-    halfway(folder / "2-fsdp-gpt", folder / "2-fsdp-then-3-fsdp-gpt")
-    resumed = [
+    two = [*started, *resumed, "fail"]
+    three = [
+        "halfway:2-fsdp-gpt:2-fsdp-then-3-ddp-gpt",
+        "halfway:2-ddp-gpt:2-ddp-then-3-fsdp-gpt",
+        "halfway:2-fsdp-gpt:2-fsdp-then-3-fsdp-gpt",
         "gpt:ddp:2-fsdp-then-3-ddp-gpt",
         "gpt:fsdp:2-ddp-then-3-fsdp-gpt",
         "gpt:fsdp:2-fsdp-then-3-fsdp-gpt",
-    ]
-    train_on(
-        3,
-        folder,
-        "cpu",
-        *resumed,
         "transformer:ddp:3-ddp-transformer",
         "transformer:fsdp:3-fsdp-transformer",
-    )
+    ]
+    printed = train_on_cpu(folder, (2, two), (3, three))
+    (folder / "printed").write_text(printed)
 
     for way in WAYS:
         halfway(folder / f"2-{way}-gpt", folder / f"2-{way}-then-1-gpt")
@@ -166,8 +148,9 @@ def test_muons_state_resumes_too(runs: Path) -> None:
 def test_only_the_first_rank_prints(runs: Path) -> None:
     lines = (runs / "printed").read_text().splitlines()
     steps = [line for line in lines if line.startswith(f"step 1/{STEPS} ")]
-    assert len(steps) == len(WAYS) * len(CASES)  # resumed runs begin later
-    assert sum(line.startswith(f"Resuming after step {HALFWAY} ") for line in lines) == len(WAYS)
+    assert len(steps) == len(WAYS) * (len(CASES) + 1)  # resumed runs begin later
+    resumed = [line for line in lines if line.startswith(f"Resuming after step {HALFWAY} ")]
+    assert len(resumed) == len(WAYS) + 3
 
 
 def test_if_one_rank_fails_the_others_stop(runs: Path) -> None:
@@ -280,7 +263,9 @@ def test_one_rank_on_a_gpu_trains_like_one_process(
         )
         items += [f"{name}:{way}:{way}-{name}:bf16" for way in WAYS]
     items += [f"gpt:{way}:compiled-{way}-gpt:bf16:compiled" for way in WAYS]
-    train_on(1, tmp_path, "cuda", *items)
+    ranks = launch(1, str(RANKS), str(tmp_path), "cuda", *items)
+    printed = finish(ranks)
+    assert ranks.returncode == 0, printed
     for item in items:
         name, _, out, *_ = item.split(":")
         alone = tmp_path / f"1-{name}"
