@@ -119,6 +119,19 @@ def test_large_logits_do_not_overflow() -> None:
     assert all(slope.isfinite().all() for slope in gradients(ours, features, weight))
 
 
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_probabilities_that_underflow_have_the_loss_and_slopes_of_float64(smoothing: float) -> None:
+    features, weight, b, targets = random_inputs(torch.float32)
+    inputs = [(100 * features).detach().requires_grad_(), weight, b]
+    precise = [tensor.detach().double().requires_grad_() for tensor in inputs]
+    assert (F.linear(*inputs).log_softmax(1) < -110).float().mean() > 0.5  # 0 in float32
+    ours = loss_sum(*inputs, targets, smoothing=smoothing)
+    expected = loss_sum(*precise, targets, smoothing=smoothing)
+    torch.testing.assert_close(ours.double(), expected, rtol=1e-6, atol=0)
+    for mine, theirs in zip(gradients(ours, *inputs), gradients(expected, *precise), strict=True):
+        torch.testing.assert_close(mine.double(), theirs, rtol=1e-4, atol=1e-4)
+
+
 def test_weights_more_precise_than_the_features_keep_their_dtype_in_the_gradient() -> None:
     """Float64 weights with float32 features stand for float32 weights with bf16 features."""
     features, weight, b, targets = random_inputs()
