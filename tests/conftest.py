@@ -69,8 +69,9 @@ LONGEST = (
 )
 """Files that take long for their number of tests, in the order in which workers take them.
 
-The others follow, those with most tests first. So no worker begins a long file when the others have
-nothing left to do.
+The browser tests follow without a break, so that a worker starts Chromium once. Then come the
+others, those with most tests first. So no worker begins a long file when the others have nothing
+left to do.
 """
 
 
@@ -79,9 +80,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
     longest = [HERE / name for name in LONGEST]
 
-    def rank(item: pytest.Item) -> tuple[int, int]:
+    def rank(item: pytest.Item) -> tuple[int, bool, int]:
         first = longest.index(item.path) if item.path in longest else len(longest)
-        return first, -tests[item.path]
+        return first, item.path.parent != HERE / "browser", -tests[item.path]
 
     items.sort(key=rank)
     if torch.cuda.is_available():

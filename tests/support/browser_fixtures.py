@@ -8,6 +8,8 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -62,9 +64,13 @@ class PageLog:
         page.on("request", lambda request: self.urls.append(request.url))
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    """Closed after each file: Playwright keeps an event loop, and other tests start their own."""
+running = ExitStack()
+"""Closes the Chromium of these tests and Playwright."""
+
+
+@cache
+def shared_browser() -> Any:
+    """The Chromium of all browser tests, until `close_browser`."""
     chromium = (
         shutil.which("chromium")
         or shutil.which("chromium-browser")
@@ -76,10 +82,28 @@ def browser() -> Iterator[Any]:
         from playwright.sync_api import sync_playwright
     except ModuleNotFoundError:
         skip_without("playwright")
-    with sync_playwright() as playwright:
+
+    with ExitStack() as starting:
+        playwright = starting.enter_context(sync_playwright())
         opened = playwright.chromium.launch(executable_path=chromium, args=FLAGS, timeout=LIMIT)
-        yield opened
-        opened.close()
+        starting.callback(opened.close)
+        running.enter_context(starting.pop_all())
+    return opened
+
+
+def close_browser() -> None:
+    """Close what `shared_browser` opened; without it, nothing happens.
+
+    Playwright keeps an event loop in the thread, where tests of other folders start their own.
+    """
+    shared_browser.cache_clear()
+    running.close()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Any:
+    """Shared by files that follow each other, since it takes over a second to start."""
+    return shared_browser()
 
 
 @pytest.fixture(scope="module", autouse=True)
