@@ -24,6 +24,7 @@ enum { GROUP = 32 };     /* columns of an int4 matrix that share a step and a ce
 enum { WORDS = 4 };      /* words of 32 bits in such a group of a row */
 enum { PAIRS = 4 };      /* pairs of columns in such a word */
 enum { AHEAD = 6144 };   /* bytes between the int4 weights in use and those to read next */
+enum { AHEAD_INTEL = 4096 }; /* the same on Intel's processors, also in int8 */
 enum { LARGEST = 32767 }; /* the largest whole number of a rounded row */
 enum { SECTION = 512 };  /* columns whose products an int32 can sum, in int8 */
 enum { ACTIVATED = 2048 }; /* numbers that a thread activates at a time */
@@ -118,6 +119,7 @@ typedef struct {
     int64_t M, W;
     Rows rows;
     float *normalised; /* (M, E) if there is a norm */
+    int intel;         /* whether the processor is one of Intel's */
 } Multiplication;
 
 enum { ZEROS = PANEL * SECTION / GROUP }; /* where the zeros of a section begin */
@@ -195,6 +197,7 @@ INLINE __attribute__((target("avx2,fma"))) float sum_of_8(__m256 v) {
 #define NAME(name) name##_avx2
 #define LANES 8
 #define TILE 6
+#define CHAINS(R) 1
 #define UNPACK_FROM 12
 #define IN_MEMORY(sums) do { if ((sums) > 5) __asm__ volatile("" ::: "memory"); } while (0)
 #define WIDE_ROWS 2
@@ -204,6 +207,7 @@ INLINE __attribute__((target("avx2,fma"))) float sum_of_8(__m256 v) {
 #define WIDEN_BFLOAT(p) \
     _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const void *)(p))), 16))
 #define AND(a, b) _mm256_and_si256(a, b)
+#define ADD_WHOLE(a, b) _mm256_add_epi32(a, b)
 #define SHIFT_RIGHT(v, bits) _mm256_srli_epi16(v, bits)
 /* Products one after the other, into the register of their sum: gcc computes all of them first, runs
    out of the 16 registers, and copies every sum. */
@@ -234,6 +238,7 @@ INLINE __attribute__((target("avx2,fma"))) float sum_of_8(__m256 v) {
 #define NAME(name) name##_avx512
 #define LANES 16
 #define TILE 6
+#define CHAINS(R) ((R) == 1 ? 4 : (R) == 2 ? 2 : 1)
 #define UNPACK_FROM INT64_MAX
 #define IN_MEMORY(sums)
 #define WIDE_ROWS 6
@@ -243,6 +248,7 @@ INLINE __attribute__((target("avx2,fma"))) float sum_of_8(__m256 v) {
 #define WIDEN_BFLOAT(p) \
     _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const void *)(p))), 16))
 #define AND(a, b) _mm512_and_si512(a, b)
+#define ADD_WHOLE(a, b) _mm512_add_epi32(a, b)
 #define SHIFT_RIGHT(v, bits) _mm512_srli_epi16(v, bits)
 #define ADD_DOT(sum, a, b) sum = _mm512_dpwssd_epi32(sum, a, b)
 #define LOAD_WHOLE(p) _mm512_loadu_si512((const void *)(p))
@@ -275,7 +281,8 @@ EXPORT int instruction_set(void) {
 /* residual + activation(norm(x) W^T + bias) of M rows; 0, or 1 where there is no memory. */
 EXPORT int multiply(const Processor *processor, const Product *product, int64_t M, const float *x,
                     const float *residual, float *output) {
-    Multiplication m = {product, x, residual, output, M, round_up(product->E, GROUP), {0}, 0};
+    Multiplication m = {product, x, residual, output, M, round_up(product->E, GROUP), {0}, 0,
+                        __builtin_cpu_is("intel")};
     int64_t normalised = product->norm == NO_NORM ? 0 : M * product->E;
     int64_t sums = M * (m.W / GROUP);
     float *memory = malloc((normalised + sums + 2 * M) * sizeof(float) + M * m.W * sizeof(int16_t));

@@ -35,13 +35,15 @@ INLINE TARGET VI NAME(words_at)(const void *panel, int64_t e, int i, int64_t sta
     return LOAD_WHOLE((const uint32_t *)panel + (e / GROUP * WORDS + i) * PANEL + start);
 }
 
-/* One row reads words and groups in turns, which the processor alone does not fetch early enough;
-   they are used once, so they need not replace what the caches hold. */
-INLINE TARGET void NAME(read_ahead)(const void *panel, int64_t e, int i) {
+/* One row uses weights faster than a processor alone fetches them. Intel's are fastest when the caches
+   get them, AMD's when int4 passes by the caches and int8 is left to the processor. */
+INLINE TARGET void NAME(read_ahead)(const int format, const int intel, const void *weights) {
     /* An integer: the address may be behind the end of the matrix, where a pointer must not be. */
-    const uintptr_t ahead = (uintptr_t)panel + (e / GROUP * WORDS + i) * PANEL * 4 + AHEAD;
-    _mm_prefetch((const char *)ahead, _MM_HINT_NTA);
-    _mm_prefetch((const char *)(ahead + 64), _MM_HINT_NTA);
+    const uintptr_t address = (uintptr_t)weights;
+    if (intel)
+        _mm_prefetch((const char *)(address + AHEAD_INTEL), _MM_HINT_T0);
+    else if (format == INT4)
+        _mm_prefetch((const char *)(address + AHEAD), _MM_HINT_NTA);
 }
 
 /* Pair i + WORDS * k of such words, in 16 bits. */
@@ -89,16 +91,22 @@ INLINE TARGET void NAME(add_pair)(const int R, const int C, VI sum[TILE][VECTORS
     }
 }
 
-/* The same for all columns of the int4 group that begins at column e, unpacked on the way. */
-INLINE TARGET void NAME(add_group)(const int R, const int C, VI sum[TILE][VECTORS], const void *panel,
-                                   int64_t e, int64_t start, const int16_t *numbers, int64_t W) {
+/* The same for all columns of the int4 group that begins at column e, unpacked on the way; the chains
+   take turns. */
+INLINE TARGET void NAME(add_group)(const int R, const int C, VI sum[][TILE][VECTORS],
+                                   const void *panel, int64_t e, int64_t start,
+                                   const int16_t *numbers, int64_t W, const int intel) {
     UNROLL for (int i = 0; i < WORDS; i++) {
         VI words[VECTORS], w[VECTORS];
         UNROLL for (int c = 0; c < C; c++) words[c] = NAME(words_at)(panel, e, i, start + LANES * c);
-        if (R == 1) NAME(read_ahead)(panel, e, i);
+        if (R == 1) {
+            const char *row = (const char *)panel + (e / GROUP * WORDS + i) * PANEL * 4;
+            NAME(read_ahead)(INT4, intel, row);
+            NAME(read_ahead)(INT4, intel, row + 64);
+        }
         UNROLL for (int k = 0; k < PAIRS; k++) {
             UNROLL for (int c = 0; c < C; c++) w[c] = NAME(pair_of)(words[c], k);
-            NAME(add_pair)(R, C, sum, w, numbers + e + 2 * (i + WORDS * k), W);
+            NAME(add_pair)(R, C, sum[k % CHAINS(R)], w, numbers + e + 2 * (i + WORDS * k), W);
         }
     }
 }
@@ -126,11 +134,13 @@ INLINE TARGET void NAME(add_sums)(const int R, const int C, const int format, VI
 /* Add to y what R rows of x times C vectors of a panel give in the columns from `begin` to `end`, at
    most SECTION: an int32 holds 512 products of a 16-bit and an 8-bit number. In int4 the weight is
    center + step * (number - 8) in groups of 32 columns. Without `section` the panel is unpacked on
-   the way; the sums are the same, in the same order. */
+   the way, and sums are whole numbers, so that their order does not matter: few rows have several
+   chains of additions, since each addition waits for the one before it in its chain. */
 INLINE TARGET void NAME(tile_whole)(const int R, const int C, const int format, const Section *section,
                                     const Multiplication *m, int64_t panel, int64_t first,
                                     int64_t start, int64_t begin, int64_t end, float *y) {
     const void *weight = NAME(panel_of)(m, panel);
+    const int intel = m->intel;
     const int16_t *numbers = m->rows.numbers + first * m->W;
     const int64_t G = m->W / GROUP;
     const float *sums = m->rows.sums + first * G + begin / GROUP;
@@ -138,21 +148,30 @@ INLINE TARGET void NAME(tile_whole)(const int R, const int C, const int format, 
     const int64_t size = format == INT4 ? GROUP : end - begin;
     const int16_t *unpacked = section ? section->numbers + start * (end - begin) : NULL;
     for (int64_t part = begin; part < end; part += size) {
-        VI sum[TILE][VECTORS];
-        UNROLL for (int r = 0; r < R; r++)
-            UNROLL for (int c = 0; c < C; c++) sum[r][c] = ZERO;
+        VI chains[CHAINS(1)][TILE][VECTORS];
+        for (int k = 0; k < CHAINS(R); k++)
+            UNROLL for (int r = 0; r < R; r++)
+                UNROLL for (int c = 0; c < C; c++) chains[k][r][c] = ZERO;
 
         if (format == INT4 && !section)
-            NAME(add_group)(R, C, sum, weight, part, start, numbers, m->W);
+            NAME(add_group)(R, C, chains, weight, part, start, numbers, m->W, intel);
         else
-            for (int64_t e = part; e < part + size; e += 2) {
-                VI w[VECTORS];
-                UNROLL for (int c = 0; c < C; c++)
-                    w[c] = section ? LOAD_WHOLE(unpacked + 2 * LANES * c)
-                                   : NAME(int8_pair_at)(weight, e, start + LANES * c);
-                unpacked += section ? 2 * LANES * C : 0;
-                NAME(add_pair)(R, C, sum, w, numbers + e, m->W);
-            }
+            for (int64_t e = part; e < part + size;)
+                UNROLL for (int k = 0; k < CHAINS(R); k++, e += 2) {
+                    VI w[VECTORS];
+                    UNROLL for (int c = 0; c < C; c++)
+                        w[c] = section ? LOAD_WHOLE(unpacked + 2 * LANES * c)
+                                       : NAME(int8_pair_at)(weight, e, start + LANES * c);
+                    unpacked += section ? 2 * LANES * C : 0;
+                    if (R == 1 && !section)
+                        NAME(read_ahead)(format, intel, (const int8_t *)weight + e * PANEL);
+                    NAME(add_pair)(R, C, chains[k], w, numbers + e, m->W);
+                }
+
+        VI(*sum)[VECTORS] = chains[0];
+        for (int k = 1; k < CHAINS(R); k++)
+            UNROLL for (int r = 0; r < R; r++)
+                UNROLL for (int c = 0; c < C; c++) sum[r][c] = ADD_WHOLE(sum[r][c], chains[k][r][c]);
 
         VF step[VECTORS], zero[VECTORS];
         UNROLL for (int c = 0; format == INT4 && c < C; c++) {
@@ -555,6 +574,7 @@ static TARGET void NAME(attend)(const Task *task, int64_t begin, int64_t end) {
 #undef NAME
 #undef LANES
 #undef TILE
+#undef CHAINS
 #undef WIDE_ROWS
 #undef UNPACK_FROM
 #undef IN_MEMORY
@@ -566,6 +586,7 @@ static TARGET void NAME(attend)(const Task *task, int64_t begin, int64_t end) {
 #undef WIDEN_INT8
 #undef WIDEN_BFLOAT
 #undef AND
+#undef ADD_WHOLE
 #undef SHIFT_RIGHT
 #undef ADD_DOT
 #undef ALL
