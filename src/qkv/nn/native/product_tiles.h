@@ -36,7 +36,7 @@ INLINE TARGET VI NAME(words_at)(const void *panel, int64_t e, int i, int64_t sta
 }
 
 /* One row uses weights faster than a processor alone fetches them. Intel's are fastest when the caches
-   get them, AMD's when int4 passes by the caches and int8 is left to the processor. */
+   get them, AMD's when int4 passes by the caches and the rest is left to the processor. */
 INLINE TARGET void NAME(read_ahead)(const int format, const int intel, const void *weights) {
     /* An integer: the address may be behind the end of the matrix, where a pointer must not be. */
     const uintptr_t address = (uintptr_t)weights;
@@ -241,6 +241,7 @@ INLINE TARGET void NAME(row_float)(const Multiplication *m, int64_t panel, int64
 
         int64_t e = 0;
         for (; e + 8 * LANES <= E; e += 8 * LANES) {
+            UNROLL for (int i = 0; i < 8 * LANES; i += 16) NAME(read_ahead)(FLOAT32, m->intel, w + e + i);
             UNROLL for (int i = 0; i < 8; i++)
                 sum[i] = MULTIPLY_ADD(LOAD(x + e + i * LANES), LOAD(w + e + i * LANES), sum[i]);
         }
