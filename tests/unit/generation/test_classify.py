@@ -184,9 +184,7 @@ def test_texts_that_the_task_does_not_have(
 def test_models_that_were_not_taught() -> None:
     _, tokenizer = small_tuned("tag", "bert")
     bare = BERT(BERTConfig(vocabulary=tokenizer.vocabulary, width=16, depth=1, heads=2))
-    with pytest.raises(
-        Exception, match="TaskModel"
-    ):  # without the runtime type checks of tests, a TypeError
+    with pytest.raises(TypeError, match="expected one with a task head, as qkv finetune makes it"):
         classify(bare, tokenizer, ["a"])  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="rows: expected 1 or more, not 0"):
         classify(*small_tuned("classify", "gpt"), ["a"], rows=0)
