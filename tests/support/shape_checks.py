@@ -4,7 +4,8 @@ jaxtyping's import hook decorates every function with `jaxtyping.jaxtyped`, whic
 functions for each: at import, and again for an inner function whenever the outer one is called.
 `lazily_checked` takes its place: it compiles at the first call that is checked, and once for all
 closures of one inner function. Most functions are checked by beartype alone inside a context of
-jaxtyping, in half the time; if that fails, jaxtyping says what is wrong.
+jaxtyping, in half the time; if that fails, jaxtyping says what is wrong. A function without a shape
+in its annotations is left as it is: mypy has checked its types.
 
 A call is not checked again if one with the same objects and equal shapes, numbers and strings has
 passed in the same test, and only the first CALLS calls of a function in a test are checked: a loop
@@ -52,6 +53,8 @@ class Running(threading.local):
 running = Running()
 checked_closures: dict[int, tuple[CodeType, Function]] = {}
 """By the identity of the code: equal code may have other annotations. The code is kept alive."""
+known_shapes: dict[int, tuple[CodeType, bool]] = {}
+"""What `has_shapes` found, by the identity of the code: inner functions are decorated often."""
 CALLS = 256
 MEMBERS = 8
 """A longer list counts as an object."""
@@ -80,8 +83,13 @@ def lazily_checked(*, typechecker: Any) -> Callable[[Any], Any]:
 
 def has_shapes(function: FunctionType) -> bool:
     """Whether an annotation has an array with a shape, or the name of one."""
-    names = re.findall(r"\w+", " ".join(map(str, function.__annotations__.values())))
-    return any(is_shape(function.__globals__.get(name)) for name in set(names))
+    code = function.__code__
+    if id(code) not in known_shapes:
+        names = re.findall(r"\w+", " ".join(map(str, function.__annotations__.values())))
+        found = any(is_shape(function.__globals__.get(name)) for name in set(names))
+        known_shapes[id(code)] = (code, found)
+
+    return known_shapes[id(code)][1]
 
 
 def is_shape(value: Any) -> bool:
