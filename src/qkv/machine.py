@@ -40,6 +40,15 @@ def cpu_model() -> str:
     return match[1].strip()
 
 
+def cpu_vendor() -> str:
+    """The vendor that an x86 CPU names, as "AuthenticAMD"; empty if the system does not say."""
+    match = re.search(r"^vendor_id\s*:\s*(.+)$", read("/proc/cpuinfo"), re.MULTILINE)
+    if match is not None:
+        return match[1].strip()
+
+    return platform.processor().rpartition(", ")[2]  # Windows: "AMD64 Family ..., AuthenticAMD"
+
+
 def cpu_features() -> dict[str, bool] | None:
     """Which fast instructions the CPU has; None if the system does not report them."""
     match = re.search(r"^(?:flags|Features)\s*:\s*(.+)$", read("/proc/cpuinfo"), re.MULTILINE)

@@ -16,7 +16,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from qkv.data.batches.batch import IGNORE
-from qkv.training import fp8_loss, fused_loss
+from qkv.nn.linear import onednn_product
+from qkv.nn.linear.onednn_product import product
+from qkv.training import fp8_loss, fused_loss, native_loss
 
 CHUNK_LOGITS = 2**25
 """Logits of one chunk on a CPU; as many are never chunked."""
@@ -107,7 +109,7 @@ class ChunkedLoss(torch.autograd.Function):
 
         for start in range(0, features.shape[0], chunk):
             part = slice(start, start + chunk)
-            logits = F.linear(features[part], W)  # (n, P)
+            logits = product(features[part], W.t())  # (n, P)
             if bias is not None:
                 logits[:, :V] += bias.to(features.dtype)
 
@@ -119,7 +121,7 @@ class ChunkedLoss(torch.autograd.Function):
             slope = logits  # overwritten: the derivative of the loss for each logit
 
             if d_features is not None:
-                torch.mm(slope, W, out=d_features[part])
+                product(slope, W, out=d_features[part])
             if needs_weight:
                 d_weight = add_product(d_weight, slope.T, features[part], weight_dtype)
             if d_bias is not None:
@@ -156,10 +158,12 @@ def softmax_loss_(
 ) -> Float[Tensor, ""]:
     """Summed loss of the first V columns; overwrites the logits with its derivative (0 beyond V).
 
-    This is the definition; on a GPU a fused kernel computes the same.
+    This is the definition; fused kernels compute the same on a GPU and on a CPU.
     """
     if fused_loss.supports(logits):
         return fused_loss.softmax_loss_(logits, V, targets, smoothing, shares)
+    if native_loss.supports(logits, V, targets):
+        return native_loss.softmax_loss_(logits, targets, smoothing, shares)
 
     # The largest probability of each row gives all logarithms: exp of log_softmax would be 70 times
     # slower on a CPU where it underflows
@@ -210,8 +214,8 @@ def add_product(total: Tensor | None, a: Tensor, b: Tensor, dtype: torch.dtype) 
         return torch.addmm(total, a, b, out_dtype=dtype, out=total)
 
     if total is None:
-        return (a @ b).to(dtype)
-    if a.dtype == dtype:
+        return product(a, b).to(dtype)
+    if a.dtype == dtype and not onednn_product.supports(a, b.t()):
         return total.addmm_(a, b)
 
-    return total.add_(a @ b)
+    return total.add_(product(a, b))

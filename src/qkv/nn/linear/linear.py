@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from qkv.nn.linear import few_rows, gemv
+from qkv.nn.linear import few_rows, gemv, onednn_product
 from qkv.nn.linear.frozen_matrix import FrozenMatrix
 from qkv.nn.linear.onednn import as_prepacked
 from qkv.nn.native import native_library
@@ -54,6 +54,9 @@ def linear(
             return native_rows(x, weight, bias)
 
         return torch.ops.mkldnn._linear_pointwise(x, as_prepacked(weight), bias, "none", [], "")
+
+    if onednn_product.supports(x, weight):
+        return onednn_product.linear(x, weight, bias)
 
     return F.linear(x, weight, bias)
 

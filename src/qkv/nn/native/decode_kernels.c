@@ -1,4 +1,5 @@
-/* Decoding on an x86-64 CPU: few rows times a matrix, and a decoder block for one token of each row.
+/* Decoding on an x86-64 CPU: few rows times a matrix, and a decoder block for one token of each row;
+   and the loss of training (softmax_loss.h).
 
    One row times a matrix takes as long as reading the matrix from memory, so the matrix is read once,
    in the order in which it lies there, and norm, bias, activation and residual are computed on the
@@ -138,6 +139,20 @@ typedef struct {
     int32_t kind;
 } Activation;
 
+/* Rows of logits, which become the derivative of their losses. */
+typedef struct {
+    float *logits;          /* (M, V) */
+    const int64_t *targets; /* (M,): a token, or `ignore`: no loss */
+    const float *shares;    /* (M,): the weight of each row, or NULL */
+    float *losses;          /* (M,) */
+    int64_t V, ignore;
+    float smoothing;
+} Loss;
+
+/* Below e^LOWEST of the largest probability a probability counts as 0: a processor takes a hundred
+   times as long for numbers that are nearly too small for a float. */
+static const float LOWEST = -76;
+
 typedef struct {
     const Block *block;
     const Layer *layer;
@@ -229,6 +244,7 @@ INLINE __attribute__((target("avx2,fma"))) float sum_of_8(__m256 v) {
 #define LARGER(a, b) _mm256_max_ps(a, b)
 #define TIMES_POWER(x, n) \
     _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(x), _mm256_slli_epi32(_mm256_castps_si256(n), 23)))
+#define NOT_BELOW(x, limit, y) _mm256_and_ps(y, _mm256_cmp_ps(x, limit, _CMP_NLT_UQ)) /* else 0 */
 #define LOAD(p) _mm256_loadu_ps(p)
 #define STORE(p, v) _mm256_storeu_ps(p, v)
 #define SUM(v) sum_of_8(v)
@@ -264,6 +280,7 @@ INLINE __attribute__((target("avx2,fma"))) float sum_of_8(__m256 v) {
 #define LARGER(a, b) _mm512_max_ps(a, b)
 #define TIMES_POWER(x, n) \
     _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(x), _mm512_slli_epi32(_mm512_castps_si512(n), 23)))
+#define NOT_BELOW(x, limit, y) _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, limit, _CMP_NLT_UQ), y)
 #define LOAD(p) _mm512_loadu_ps(p)
 #define STORE(p, v) _mm512_storeu_ps(p, v)
 #define SUM(v) _mm512_reduce_add_ps(v)
@@ -349,6 +366,15 @@ EXPORT void activate(const Processor *processor, int32_t kind, int64_t count, co
              processor->wide ? activate_avx512 : activate_avx2);
 }
 
+/* The cross-entropy of M rows of logits, which become its derivative. */
+EXPORT void softmax_loss(const Processor *processor, int64_t M, int64_t V, float *logits,
+                         const int64_t *targets, int64_t ignore, const float *shares,
+                         float smoothing, float *losses) {
+    const Loss loss = {logits, targets, shares, losses, V, ignore, smoothing};
+    for_each(processor, M, 4, 8 * M * V, &loss,
+             processor->wide ? loss_rows_avx512 : loss_rows_avx2);
+}
+
 #else
 
 EXPORT int instruction_set(void) { return 0; }
@@ -357,7 +383,7 @@ EXPORT int instruction_set(void) { return 0; }
 
 /* A file that was compiled from another source: native_library.py compares the number of its
    functions' meaning and of the memory orders, and the place of every field. */
-EXPORT const int32_t version = 3;
+EXPORT const int32_t version = 4;
 
 typedef struct {
     const char *name;

@@ -25,7 +25,7 @@ LAYER_NORM = 1
 RMS_NORM = 2
 PANEL = 32  # rows of a matrix that are multiplied together
 AVX512 = 2  # of instruction_set()
-VERSION = 3  # of decode_kernels.c: the meaning of its functions, and the memory orders
+VERSION = 4  # of decode_kernels.c: the meaning of its functions, and the memory orders
 
 
 class Product(Structure):
@@ -143,6 +143,12 @@ class NativeLibrary:
         self.run_activate = functions.activate
         self.run_activate.argtypes = (POINTER(Processor), c_int32, c_int64, c_void_p, c_void_p)
         self.run_activate.restype = None
+        self.run_softmax_loss = functions.softmax_loss
+        self.run_softmax_loss.argtypes = (
+            POINTER(Processor), c_int64, c_int64, c_void_p,
+            c_void_p, c_int64, c_void_p, c_float, c_void_p,
+        )  # fmt: skip
+        self.run_softmax_loss.restype = None
 
     def processor(self) -> Processor:
         """As many threads and as wide vectors as PyTorch would use now."""
@@ -199,6 +205,22 @@ class NativeLibrary:
         y = torch.empty_like(x)
         self.run_activate(byref(self.processor()), kind, x.numel(), x.data_ptr(), y.data_ptr())
         return y
+
+    def softmax_loss_(
+        self, logits: Tensor, targets: Tensor, ignore: int, shares: Tensor | None, smoothing: float
+    ) -> Tensor:
+        """The losses (M,) of contiguous float32 logits (M, V), which become their derivative.
+
+        The caller has checked the targets (M,): int64, each a column or `ignore`.
+        """
+        M, V = logits.shape
+        losses = logits.new_empty(M)
+        self.run_softmax_loss(
+            byref(self.processor()), M, V, logits.data_ptr(),
+            targets.data_ptr(), ignore, address(shares), smoothing, losses.data_ptr(),
+        )  # fmt: skip
+
+        return losses
 
 
 def compiled_version(functions: Any) -> int | None:

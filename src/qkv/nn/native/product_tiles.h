@@ -569,6 +569,8 @@ static TARGET void NAME(attend)(const Task *task, int64_t begin, int64_t end) {
     }
 }
 
+#include "softmax_loss.h"
+
 #undef VECTORS
 #undef UNROLL
 #undef TARGET
@@ -600,5 +602,6 @@ static TARGET void NAME(attend)(const Task *task, int64_t begin, int64_t end) {
 #undef SMALLER
 #undef LARGER
 #undef TIMES_POWER
+#undef NOT_BELOW
 #undef LOAD
 #undef STORE

@@ -1,0 +1,177 @@
+"""oneDNN's products of training: values and gradients of float64, wherever they are selected."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from qkv import machine
+from qkv.data.batches.batch import Batch
+from qkv.models import GPTConfig, build
+from qkv.nn.linear import onednn_product
+from qkv.nn.linear.linear import Linear
+from qkv.nn.linear.onednn_product import product
+from qkv.training.objective import Objective
+
+
+@pytest.fixture(autouse=True)
+def on_such_a_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """oneDNN multiplies on every x86 processor; where it is slower, it is not selected."""
+    monkeypatch.setattr(onednn_product, "faster_than_mkl", lambda: True)
+    monkeypatch.setattr(onednn_product, "LEAST_WORK", 1)
+
+
+def relative_error(actual: Tensor, expected: Tensor) -> float:
+    return float((actual.double() - expected).norm() / expected.norm())
+
+
+@pytest.mark.parametrize("shape", [(7, 12), (3, 5, 12), (2, 1, 4, 12)])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("contiguous", [True, False])
+def test_values_and_gradients_equal_float64(
+    shape: tuple[int, ...], bias: bool, contiguous: bool
+) -> None:
+    layer = Linear(12, 20, bias=bias)
+    precise = Linear(12, 20, bias=bias).double()
+    precise.load_state_dict(layer.state_dict())
+    x = torch.randn(shape)
+    if not contiguous:
+        x = torch.randn(*shape[:-1], 24)[..., ::2]
+
+    x.requires_grad_()
+    x64 = x.detach().double().requires_grad_()
+    y = layer(x)
+    assert type(y.grad_fn).__name__ == "OneDNNLinearBackward"
+    expected = F.linear(x64, precise.weight, precise.bias)
+    assert relative_error(y.detach(), expected.detach()) < 1e-6
+
+    slope = torch.randn_like(y)
+    y.backward(slope)
+    expected.backward(slope.double())
+    assert x.grad is not None
+    assert x64.grad is not None
+    assert relative_error(x.grad, x64.grad) < 1e-6
+    for ours, theirs in zip(layer.parameters(), precise.parameters(), strict=True):
+        assert ours.grad is not None
+        assert theirs.grad is not None
+        assert ours.grad.is_contiguous()
+        assert relative_error(ours.grad, theirs.grad) < 1e-6
+
+
+def test_slopes_that_are_expanded_or_sliced_are_read_as_they_are() -> None:
+    layer, x = Linear(6, 8), torch.randn(4, 5, 6)
+    for loss in (torch.sum, lambda y: (y[:, ::2] ** 2).sum(), lambda y: y.transpose(0, 1)[2].sum()):
+        (ours,) = torch.autograd.grad(loss(layer(x)), [layer.weight])
+        weight = layer.weight.detach().double().requires_grad_()
+        assert layer.bias is not None
+        expected = F.linear(x.double(), weight, layer.bias.detach().double())
+        (theirs,) = torch.autograd.grad(loss(expected), [weight])
+        assert relative_error(ours, theirs) < 1e-6
+
+
+@pytest.mark.parametrize(("M", "K", "N"), [(9, 4, 30), (30, 4, 9), (5, 16, 5), (1, 8, 1)])
+@pytest.mark.parametrize("transposed", [True, False])
+@pytest.mark.parametrize("into", [True, False])
+def test_products_of_transposed_matrices(
+    M: int, K: int, N: int, transposed: bool, into: bool
+) -> None:
+    a = torch.randn(K, M).t() if transposed else torch.randn(M, K)
+    b = torch.randn(K, N)
+    out = torch.full((M, N), torch.nan) if into else None
+    result = product(a, b, out=out)
+    assert relative_error(result, a.double() @ b.double()) < 1e-6
+    assert result.is_contiguous()
+    assert out is None or result is out
+
+
+def test_second_derivatives_are_those_of_pytorch() -> None:
+    layer = Linear(3, 4)
+    x = torch.randn(5, 3, requires_grad=True)
+
+    def curvature(function: Callable[[Tensor], Tensor], x: Tensor) -> list[Tensor]:
+        (slope,) = torch.autograd.grad(function(x).tanh().sum(), [x], create_graph=True)
+        return list(torch.autograd.grad(slope.square().sum(), [x]))
+
+    weight, bias = (parameter.detach().double() for parameter in layer.parameters())
+    expected = curvature(lambda x: F.linear(x, weight, bias), x.detach().double().requires_grad_())
+    assert relative_error(curvature(layer, x)[0], expected[0]) < 1e-5
+
+
+def test_other_transforms_and_kinds_are_left_to_pytorch() -> None:
+    layer, x = Linear(4, 4), torch.randn(6, 4)
+
+    def by_onednn(*arguments: Tensor) -> bool:
+        return onednn_product.supports(*arguments)
+
+    assert by_onednn(x, layer.weight)
+    assert not by_onednn(x.double(), layer.weight)
+    assert not by_onednn(x.to("meta"), layer.weight)
+    assert not by_onednn(torch.nn.Parameter(x), layer.weight)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert not by_onednn(x, layer.weight)
+
+    torch.testing.assert_close(torch.func.vmap(layer)(x), layer(x))
+    slope = torch.func.grad(lambda x: layer(x).sum())(x)
+    torch.testing.assert_close(slope, layer.weight.sum(0).expand(6, 4))
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(x, torch.ones_like(x))
+        tangent = forward_ad.unpack_dual(layer(dual)).tangent
+    torch.testing.assert_close(tangent, layer.weight.sum(1).expand(6, 4))
+
+
+def test_a_product_with_little_work_is_left_to_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(onednn_product, "LEAST_WORK", 6 * 4 * 5)
+    weight = torch.randn(5, 4)
+    assert onednn_product.supports(torch.randn(6, 4), weight)
+    assert not onednn_product.supports(torch.randn(5, 4), weight)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_the_gradients_of_a_gpt_stay_the_same(monkeypatch: pytest.MonkeyPatch, tied: bool) -> None:
+    config = GPTConfig(vocabulary=70, context=16, width=16, depth=2, heads=2, tied=tied)
+    model = build(replace(config, dropout=0.0)).train()
+    ids = torch.randint(70, (3, 17))
+    batch = Batch(ids=ids[:, :-1].contiguous(), targets=ids[:, 1:].contiguous())
+
+    def gradients() -> Iterator[Tensor]:
+        model.zero_grad()
+        Objective(model)(batch).backward()
+        for parameter in model.parameters():
+            assert parameter.grad is not None
+            yield parameter.grad.clone()
+
+    ours = list(gradients())
+    monkeypatch.setattr(onednn_product, "faster_than_mkl", lambda: False)
+    for actual, expected in zip(ours, gradients(), strict=True):
+        assert relative_error(actual, expected.double()) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("vendor", "capability", "faster"),
+    [
+        ("AuthenticAMD", "AVX512", True),
+        ("AuthenticAMD", "AVX2", False),
+        ("GenuineIntel", "AVX512", False),
+        ("", "DEFAULT", False),
+    ],
+)
+def test_which_processors(
+    monkeypatch: pytest.MonkeyPatch, vendor: str, capability: str, faster: bool
+) -> None:
+    monkeypatch.undo()  # the fixture's replacement
+    text = f"processor : 0\nvendor_id\t: {vendor}\nmodel name : a\n" if vendor else ""
+    monkeypatch.setattr(machine, "read", lambda path: text)
+    monkeypatch.setattr(machine.platform, "processor", lambda: "")
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    onednn_product.faster_than_mkl.cache_clear()
+    try:
+        assert machine.cpu_vendor() == vendor
+        assert onednn_product.faster_than_mkl() == faster
+    finally:
+        onednn_product.faster_than_mkl.cache_clear()
