@@ -18,7 +18,8 @@ from torch import Tensor
 from qkv.data.batches.batch import IGNORE
 from qkv.nn.linear import onednn_product
 from qkv.nn.linear.onednn_product import product
-from qkv.training import fp8_loss, fused_loss, native_loss
+from qkv.training import fp8_loss, fused_loss
+from qkv.training.kernels import native_loss
 
 CHUNK_LOGITS = 2**25
 """Logits of one chunk on a CPU; as many are never chunked."""

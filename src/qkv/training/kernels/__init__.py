@@ -1,1 +1,1 @@
-"""Optimizer steps on a GPU, in Triton."""
+"""Kernels of training: Muon's in Triton on a GPU, the loss in C on a CPU."""

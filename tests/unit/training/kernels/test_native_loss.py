@@ -12,7 +12,7 @@ from torch.testing import assert_close
 from qkv.data.batches.batch import IGNORE
 from qkv.nn.native import native_library
 from qkv.nn.native.native_library import AVX512
-from qkv.training import native_loss
+from qkv.training.kernels import native_loss
 from qkv.training.loss import loss_sum, softmax_loss_
 
 
