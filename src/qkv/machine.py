@@ -17,6 +17,8 @@ CPU_FEATURES = {
     "amx": ("amx_bf16",),
 }
 """Instructions that make matrix products fast, and their names in /proc/cpuinfo."""
+AMD = "AuthenticAMD"
+INTEL = "GenuineIntel"
 
 
 def nvidia_gpu_visible() -> bool:
@@ -41,12 +43,14 @@ def cpu_model() -> str:
 
 
 def cpu_vendor() -> str:
-    """The vendor that an x86 CPU names, as "AuthenticAMD"; empty if the system does not say."""
+    """The vendor that an x86 CPU names, such as `AMD`; empty if the system does not say."""
     match = re.search(r"^vendor_id\s*:\s*(.+)$", read("/proc/cpuinfo"), re.MULTILINE)
     if match is not None:
         return match[1].strip()
+    if platform.system() != "Windows":
+        return ""
 
-    return platform.processor().rpartition(", ")[2]  # Windows: "AMD64 Family ..., AuthenticAMD"
+    return platform.processor().rpartition(", ")[2]  # "AMD64 Family ..., AuthenticAMD"
 
 
 def cpu_features() -> dict[str, bool] | None:

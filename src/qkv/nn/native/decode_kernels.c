@@ -29,6 +29,7 @@ enum { AHEAD_INTEL = 4096 }; /* the same on Intel's processors, in every format 
 enum { LARGEST = 32767 }; /* the largest whole number of a rounded row */
 enum { SECTION = 512 };  /* columns whose products an int32 can sum, in int8 */
 enum { ACTIVATED = 2048 }; /* numbers that a thread activates at a time */
+enum { SPAN = 1 << 17 };  /* bytes of a matrix that a thread reads at a time */
 enum { MANY_ROWS = 128 }; /* rows of x that share an unpacked section of a panel */
 
 enum { FLOAT32, INT8, INT4 };
@@ -73,6 +74,7 @@ typedef struct {
     void (*parallel)(void (*)(void *), void *, unsigned, unsigned); /* GOMP_parallel */
     int32_t threads;
     int32_t wide;              /* AVX-512 with VNNI */
+    int32_t intel;             /* one of Intel's, which read memory best in several pages at once */
 } Processor;
 
 /* Work in numbered parts: every thread takes the next few until none is left. */
@@ -120,7 +122,7 @@ typedef struct {
     int64_t M, W;
     Rows rows;
     float *normalised; /* (M, E) if there is a norm */
-    int intel;         /* whether the processor is one of Intel's */
+    int intel;         /* as of the processor */
 } Multiplication;
 
 enum { ZEROS = PANEL * SECTION / GROUP }; /* where the zeros of a section begin */
@@ -165,6 +167,16 @@ typedef struct {
 static int64_t even_part(int64_t count, int64_t most) {
     const int64_t parts = (count + most - 1) / most;
     return (count + parts - 1) / parts;
+}
+
+/* Panels that a thread takes at a time: memory is read faster in long pieces, of SPAN bytes at least
+   if every thread then still has some. */
+static int64_t panels_at_once(const Processor *processor, const Product *p, int64_t count) {
+    const int64_t bytes = p->E * PANEL * (p->format == FLOAT32 ? 4 : 1) / (p->format == INT4 ? 2 : 1);
+    const int64_t even = (count + processor->threads - 1) / processor->threads;
+    const int64_t many = count / (8 * processor->threads);
+    const int64_t span = MIN(even, (SPAN + bytes - 1) / bytes);
+    return many > span ? many : span;
 }
 
 static int64_t round_up(int64_t n, int64_t size) { return (n + size - 1) / size * size; }
@@ -298,8 +310,8 @@ EXPORT int instruction_set(void) {
 /* residual + activation(norm(x) W^T + bias) of M rows; 0, or 1 where there is no memory. */
 EXPORT int multiply(const Processor *processor, const Product *product, int64_t M, const float *x,
                     const float *residual, float *output) {
-    Multiplication m = {product, x, residual, output, M, round_up(product->E, GROUP), {0}, 0,
-                        __builtin_cpu_is("intel")};
+    Multiplication m = {product, x, residual, output, M, round_up(product->E, GROUP), {0}, NULL,
+                        processor->intel};
     int64_t normalised = product->norm == NO_NORM ? 0 : M * product->E;
     int64_t sums = M * (m.W / GROUP);
     float *memory = malloc((normalised + sums + 2 * M) * sizeof(float) + M * m.W * sizeof(int16_t));
@@ -383,7 +395,7 @@ EXPORT int instruction_set(void) { return 0; }
 
 /* A file that was compiled from another source: native_library.py compares the number of its
    functions' meaning and of the memory orders, and the place of every field. */
-EXPORT const int32_t version = 4;
+EXPORT const int32_t version = 5;
 
 typedef struct {
     const char *name;
@@ -403,7 +415,8 @@ EXPORT const Field structure_fields[] = {
     FIELD(Layer, table), FIELD(Layer, table_rows), FIELD(Layer, table_stride), FIELD(Layer, lengths),
     FIELD(Layer, cos), FIELD(Layer, sin), FIELD(Layer, angle_stride), FIELD(Layer, allowed),
     WHOLE(Layer),
-    FIELD(Processor, parallel), FIELD(Processor, threads), FIELD(Processor, wide), WHOLE(Processor),
+    FIELD(Processor, parallel), FIELD(Processor, threads), FIELD(Processor, wide),
+    FIELD(Processor, intel), WHOLE(Processor),
     {NULL, 0, 0},
 };
 

@@ -17,6 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from qkv.machine import INTEL, cpu_vendor
+
 # The values of the enums of decode_kernels.c; activations have those of qkv.nn.linear.gemv.
 FLOAT32 = 0
 INT8 = 1
@@ -25,7 +27,7 @@ LAYER_NORM = 1
 RMS_NORM = 2
 PANEL = 32  # rows of a matrix that are multiplied together
 AVX512 = 2  # of instruction_set()
-VERSION = 4  # of decode_kernels.c: the meaning of its functions, and the memory orders
+VERSION = 5  # of decode_kernels.c: the meaning of its functions, and the memory orders
 
 
 class Product(Structure):
@@ -81,9 +83,14 @@ class LayerArguments(Structure):
 
 
 class Processor(Structure):
-    """The threads and the instruction set of a call."""
+    """The threads, the instruction set and the vendor of a call's processor."""
 
-    _fields_ = (("parallel", c_void_p), ("threads", c_int32), ("wide", c_int32))
+    _fields_ = (
+        ("parallel", c_void_p),
+        ("threads", c_int32),
+        ("wide", c_int32),
+        ("intel", c_int32),
+    )
 
 
 STRUCTURES = {
@@ -122,7 +129,8 @@ class NativeLibrary:
             raise OSError(f"{path.name} was compiled from another version of its source")
 
         self.instruction_set: int = functions.instruction_set()
-        self.processors: dict[tuple[int, bool], Processor] = {}
+        self.intel = cpu_vendor() == INTEL
+        self.processors: dict[tuple[int, bool, bool], Processor] = {}
         if self.instruction_set == 0:
             return
 
@@ -155,7 +163,7 @@ class NativeLibrary:
         wide = (
             self.instruction_set == AVX512 and "AVX512" in torch.backends.cpu.get_cpu_capability()
         )
-        key = (torch.get_num_threads(), wide)
+        key = (torch.get_num_threads(), wide, self.intel)
         if key not in self.processors:
             self.processors[key] = Processor(self.parallel, *key)
 

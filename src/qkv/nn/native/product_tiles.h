@@ -4,6 +4,7 @@
    WIDE_ROWS rows), as many as the registers hold. */
 
 #define VECTORS (PANEL / LANES)
+#define TOGETHER (8 / VECTORS) /* int8 panels that one row reads side by side: 2 or 4 */
 #ifdef __clang__
 #define UNROLL _Pragma("unroll")
 #else
@@ -35,9 +36,10 @@ INLINE TARGET VI NAME(words_at)(const void *panel, int64_t e, int i, int64_t sta
     return LOAD_WHOLE((const uint32_t *)panel + (e / GROUP * WORDS + i) * PANEL + start);
 }
 
-/* One row uses weights faster than a processor alone fetches them. Intel's are fastest when the caches
-   get them, AMD's when int4 passes by the caches and the rest is left to the processor. */
-INLINE TARGET void NAME(read_ahead)(const int format, const int intel, const void *weights) {
+/* Prefetching for one row, which uses weights faster than a processor alone fetches them. Intel's are
+   fastest when the caches get them, AMD's when int4 bypasses the caches and the rest is left to the
+   processor. */
+INLINE TARGET void NAME(prefetch)(const int format, const int intel, const void *weights) {
     /* An integer: the address may be behind the end of the matrix, where a pointer must not be. */
     const uintptr_t address = (uintptr_t)weights;
     if (intel)
@@ -101,8 +103,8 @@ INLINE TARGET void NAME(add_group)(const int R, const int C, VI sum[][TILE][VECT
         UNROLL for (int c = 0; c < C; c++) words[c] = NAME(words_at)(panel, e, i, start + LANES * c);
         if (R == 1) {
             const char *row = (const char *)panel + (e / GROUP * WORDS + i) * PANEL * 4;
-            NAME(read_ahead)(INT4, intel, row);
-            NAME(read_ahead)(INT4, intel, row + 64);
+            NAME(prefetch)(INT4, intel, row);
+            NAME(prefetch)(INT4, intel, row + 64);
         }
         UNROLL for (int k = 0; k < PAIRS; k++) {
             UNROLL for (int c = 0; c < C; c++) w[c] = NAME(pair_of)(words[c], k);
@@ -164,7 +166,7 @@ INLINE TARGET void NAME(tile_whole)(const int R, const int C, const int format, 
                                        : NAME(int8_pair_at)(weight, e, start + LANES * c);
                     unpacked += section ? 2 * LANES * C : 0;
                     if (R == 1 && !section)
-                        NAME(read_ahead)(format, intel, (const int8_t *)weight + e * PANEL);
+                        NAME(prefetch)(format, intel, (const int8_t *)weight + e * PANEL);
                     NAME(add_pair)(R, C, chains[k], w, numbers + e, m->W);
                 }
 
@@ -188,6 +190,34 @@ INLINE TARGET void NAME(tile_whole)(const int R, const int C, const int format, 
         steps += section ? PANEL : 0;
         sums++;
         IN_MEMORY(R * C); /* not y in registers that the sums need */
+    }
+}
+
+/* The first row times P int8 panels side by side: Intel's processors read memory fastest in several
+   pages at once. */
+INLINE TARGET void NAME(row_int8)(const int P, const Multiplication *m, int64_t panel, float *y) {
+    const int8_t *weight = NAME(panel_of)(m, panel);
+    const int64_t size = m->W * PANEL; /* of a panel */
+    for (int64_t begin = 0; begin < m->W; begin += SECTION) {
+        VI sum[TOGETHER][VECTORS];
+        UNROLL for (int p = 0; p < P; p++)
+            UNROLL for (int c = 0; c < VECTORS; c++) sum[p][c] = ZERO;
+
+        for (int64_t e = begin; e < MIN(begin + SECTION, m->W); e += 2) {
+            const VI pair = ALL(pair_at(m->rows.numbers + e));
+            UNROLL for (int p = 0; p < P; p++) {
+                const int8_t *columns = weight + p * size;
+                NAME(prefetch)(INT8, 1, columns + e * PANEL);
+                UNROLL for (int c = 0; c < VECTORS; c++)
+                    ADD_DOT(sum[p][c], NAME(int8_pair_at)(columns, e, c * LANES), pair);
+            }
+        }
+
+        UNROLL for (int p = 0; p < P; p++)
+            UNROLL for (int c = 0; c < VECTORS; c++) {
+                float *target = y + p * PANEL + c * LANES;
+                STORE(target, ADD(LOAD(target), TO_FLOAT(sum[p][c])));
+            }
     }
 }
 
@@ -228,8 +258,8 @@ INLINE TARGET void NAME(few_rows)(const int format, const Multiplication *m, int
 #undef WITH
 }
 
-/* One row times up to 32 rows of a float32 matrix, one after the other: memory is read fastest in one
-   stream. */
+/* One row times up to 32 rows of a float32 matrix, one after the other: AMD's processors read memory
+   fastest in one stream. */
 INLINE TARGET void NAME(row_float)(const Multiplication *m, int64_t panel, int64_t first, float *y) {
     const int64_t E = m->product->E;
     const float *w = (const float *)m->product->weight + panel * PANEL * E;
@@ -240,11 +270,9 @@ INLINE TARGET void NAME(row_float)(const Multiplication *m, int64_t panel, int64
         UNROLL for (int i = 0; i < 8; i++) sum[i] = ZERO_FLOAT;
 
         int64_t e = 0;
-        for (; e + 8 * LANES <= E; e += 8 * LANES) {
-            UNROLL for (int i = 0; i < 8 * LANES; i += 16) NAME(read_ahead)(FLOAT32, m->intel, w + e + i);
+        for (; e + 8 * LANES <= E; e += 8 * LANES)
             UNROLL for (int i = 0; i < 8; i++)
                 sum[i] = MULTIPLY_ADD(LOAD(x + e + i * LANES), LOAD(w + e + i * LANES), sum[i]);
-        }
         for (; e + LANES <= E; e += LANES) sum[0] = MULTIPLY_ADD(LOAD(x + e), LOAD(w + e), sum[0]);
 
         UNROLL for (int i = 0; i < 4; i++) sum[i] = ADD(sum[i], sum[i + 4]);
@@ -254,16 +282,21 @@ INLINE TARGET void NAME(row_float)(const Multiplication *m, int64_t panel, int64
     }
 }
 
-/* R rows times up to 32 rows of a float32 matrix, I of them together. */
+/* R rows times up to 32 rows of a float32 matrix, I of them together. Intel's processors read memory
+   fastest in several pages at once, so these lie far from each other. */
 INLINE TARGET void NAME(tile_float)(const int R, const int I, const Multiplication *m, int64_t panel,
                                     int64_t first, float *y) {
     const int64_t E = m->product->E;
     const float *weight = (const float *)m->product->weight + panel * PANEL * E;
     const int64_t rows = MIN(PANEL, m->product->N - panel * PANEL);
     const float *x = (m->product->norm == NO_NORM ? m->x : m->normalised) + first * E;
-    for (int64_t n = 0; n < rows; n += I) {
+    const int64_t apart = m->intel ? PANEL / I : 1;
+    for (int64_t tile = 0; tile < PANEL / I; tile++) {
+        const int64_t n = m->intel ? tile : tile * I;
+        if (n >= rows) break;
+
         const float *w[4];
-        UNROLL for (int i = 0; i < I; i++) w[i] = weight + MIN(n + i, rows - 1) * E;
+        UNROLL for (int i = 0; i < I; i++) w[i] = weight + MIN(n + i * apart, rows - 1) * E;
 
         VF sum[TILE][4];
         UNROLL for (int r = 0; r < R; r++)
@@ -275,6 +308,7 @@ INLINE TARGET void NAME(tile_float)(const int R, const int I, const Multiplicati
             UNROLL for (int r = 0; r < R; r++) part[r] = LOAD(x + r * E + e);
             UNROLL for (int i = 0; i < I; i++) {
                 VF weights = LOAD(w[i] + e);
+                if (R == 1 && e % 16 == 0) NAME(prefetch)(FLOAT32, m->intel, w[i] + e);
                 UNROLL for (int r = 0; r < R; r++) sum[r][i] = MULTIPLY_ADD(part[r], weights, sum[r][i]);
             }
         }
@@ -283,17 +317,21 @@ INLINE TARGET void NAME(tile_float)(const int R, const int I, const Multiplicati
             UNROLL for (int i = 0; i < I; i++) {
                 float total = SUM(sum[r][i]);
                 for (int64_t rest = e; rest < E; rest++) total += x[r * E + rest] * w[i][rest];
-                if (n + i < rows) y[r * PANEL + n + i] = total;
+                if (n + i * apart < rows) y[r * PANEL + n + i * apart] = total;
             }
     }
 }
 
-/* Rows of x times a panel, before scale, unit, bias and activation. */
-INLINE TARGET void NAME(panel_product)(const Multiplication *m, int64_t panel, int64_t first,
-                                       int64_t count, float *y) {
-    memset(y, 0, count * PANEL * sizeof(float));
+/* Rows of x times P panels, before unit, bias and activation. Several panels are int8, for one row. */
+INLINE TARGET void NAME(panels_product)(const Multiplication *m, int64_t panel, int64_t P, int64_t first,
+                                        int64_t count, float *y) {
+    memset(y, 0, count * P * PANEL * sizeof(float));
     const int format = m->product->format;
-    if (m->M >= UNPACK_FROM && format == INT8)
+    if (P == 4)
+        NAME(row_int8)(4, m, panel, y);
+    else if (P == 2)
+        NAME(row_int8)(2, m, panel, y);
+    else if (m->M >= UNPACK_FROM && format == INT8)
         NAME(many_rows)(INT8, m, panel, first, count, y);
     else if (m->M >= UNPACK_FROM && format == INT4)
         NAME(many_rows)(INT4, m, panel, first, count, y);
@@ -301,17 +339,19 @@ INLINE TARGET void NAME(panel_product)(const Multiplication *m, int64_t panel, i
         NAME(few_rows)(INT8, m, panel, first, count, y);
     else if (format == INT4)
         NAME(few_rows)(INT4, m, panel, first, count, y);
+    else if (count == 1 && !m->intel)
+        NAME(row_float)(m, panel, first, y);
     else {
 #define WITH(rows) \
     case rows: NAME(tile_float)(rows, rows <= WIDE_ROWS ? 4 : 2, m, panel, first, y); break;
-        switch (count) { case 1: NAME(row_float)(m, panel, first, y); break; WITH(2) WITH(3) WITH(4) WITH(5) WITH(6) }
+        switch (count) { WITH(1) WITH(2) WITH(3) WITH(4) WITH(5) WITH(6) }
 #undef WITH
     }
 
     if (format != INT8) return;
     const float *scale = m->product->scale + panel * PANEL;
     for (int64_t row = 0; row < count; row++)
-        UNROLL for (int i = 0; i < PANEL; i++) y[row * PANEL + i] *= scale[i];
+        for (int64_t i = 0; i < P * PANEL; i++) y[row * P * PANEL + i] *= scale[i];
 }
 
 /* e^x as `exponential` computes it, of a vector. */
@@ -407,16 +447,19 @@ static TARGET void NAME(panels)(const Task *task, int64_t begin, int64_t end) {
     const Multiplication *m = task->data;
     const Product *p = m->product;
     const int64_t block = p->format != FLOAT32 && m->M >= UNPACK_FROM ? MANY_ROWS : TILE;
+    const int64_t together = p->format == INT8 && m->M == 1 && m->intel ? TOGETHER : 1;
     float y[MANY_ROWS * PANEL], gated[MANY_ROWS * PANEL];
-    for (int64_t panel = begin; panel < end; panel++)
+    for (int64_t panel = begin, P; panel < end; panel += P) {
+        for (P = together; P > end - panel;) P /= 2;
         for (int64_t first = 0, R; first < m->M; first += R) {
             R = even_part(m->M - first, block);
-            NAME(panel_product)(m, panel, first, R, y);
+            NAME(panels_product)(m, panel, P, first, R, y);
             if (p->activation == SWIGLU)
-                NAME(panel_product)(m, panel + p->N / 2 / PANEL, first, R, gated);
-            for (int64_t r = 0; r < R; r++)
-                NAME(finish)(m, panel, first + r, y + r * PANEL, gated + r * PANEL);
+                NAME(panels_product)(m, panel + p->N / 2 / PANEL, P, first, R, gated);
+            for (int64_t i = 0; i < R * P; i++)
+                NAME(finish)(m, panel + i % P, first + i / P, y + i * PANEL, gated + i * PANEL);
         }
+    }
 }
 
 /* The norm of a row. */
@@ -493,8 +536,8 @@ static TARGET void NAME(multiply)(const Processor *processor, Multiplication *m)
 
     const int64_t outputs = p->activation == SWIGLU ? p->N / 2 : p->N;
     const int64_t count = round_up(outputs, PANEL) / PANEL;
-    const int64_t chunk = count / (8 * processor->threads);
-    for_each(processor, count, chunk > 0 ? chunk : 1, m->M * p->N * p->E, m, NAME(panels));
+    for_each(processor, count, panels_at_once(processor, p, count), m->M * p->N * p->E, m,
+             NAME(panels));
 }
 
 /* Rotary positions: rotate a head by its angles. */
@@ -572,6 +615,7 @@ static TARGET void NAME(attend)(const Task *task, int64_t begin, int64_t end) {
 #include "softmax_loss.h"
 
 #undef VECTORS
+#undef TOGETHER
 #undef UNROLL
 #undef TARGET
 #undef NAME
