@@ -11,6 +11,8 @@ from torch import Tensor
 from qkv.nn.cache.interface import NO_STATE, Cache
 from qkv.nn.stack_config import StackConfig
 
+FEW = 64  # as many indices are compared in Python in less time than by calls of PyTorch
+
 
 def checked_positions(
     ids: Int[Tensor, "B T"],
@@ -62,12 +64,18 @@ def check_range(name: str, indices: Tensor, count: int, size_name: str) -> None:
     if indices.device.type != "cpu" or not indices.numel() or torch.compiler.is_compiling():
         return
 
-    low, high = torch.aminmax(indices)
+    if indices.numel() <= FEW:
+        values = indices.flatten().tolist()
+        low = min(values)
+        high = max(values)
+    else:
+        low, high = map(int, torch.aminmax(indices))
+
     wrong = None
     if low < 0:
-        wrong = int(low)
+        wrong = low
     elif high >= count:
-        wrong = int(high)
+        wrong = high
 
     if wrong is not None:
         raise ValueError(f"{name}: expected 0 to {count - 1} ({size_name} {count}), found {wrong}")

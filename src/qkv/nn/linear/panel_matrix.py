@@ -93,13 +93,12 @@ class Int8Panels(PanelMatrix):
 
     def product(self, bias: Tensor | None = None, panels: slice = slice(None)) -> Product:
         start = panels.start or 0
-        weight = self.weight[panels]
         return Product(
             N=self.count(panels),
             E=self.shape[1],
             format=INT8,
-            weight=weight.data_ptr(),
-            scale=self.scale[start * PANEL :].data_ptr(),
+            weight=address_at(self.weight, start),
+            scale=address_at(self.scale, start * PANEL),
             bias=address(bias),
         )
 
@@ -133,13 +132,13 @@ class Int4Panels(PanelMatrix):
         self.register_buffer("groups", groups.permute(0, 2, 3, 1).contiguous())
 
     def product(self, bias: Tensor | None = None, panels: slice = slice(None)) -> Product:
-        weight = self.weight[panels]
+        start = panels.start or 0
         return Product(
             N=self.count(panels),
             E=self.shape[1],
             format=INT4,
-            weight=weight.data_ptr(),
-            groups=self.groups[panels].data_ptr(),
+            weight=address_at(self.weight, start),
+            groups=address_at(self.groups, start),
             bias=address(bias),
         )
 
@@ -154,6 +153,11 @@ class Int4Panels(PanelMatrix):
     @property
     def nbytes(self) -> int:
         return self.weight.nbytes + self.groups.nbytes
+
+
+def address_at(tensor: Tensor, start: int) -> int:
+    """Where tensor[start] begins."""
+    return tensor.data_ptr() + start * tensor.stride(0) * tensor.element_size()
 
 
 def to_panels(numbers: Integer[Tensor, "R W"]) -> Integer[Tensor, "P W2 32 2"]:
