@@ -16,6 +16,7 @@ from torch import Tensor
 
 from benchmarks.harness import clock, compare, machine
 from qkv.models import build, preset
+from qkv.training.systems.precision import use_tf32
 
 GPU = torch.cuda.is_available()
 
@@ -54,8 +55,8 @@ def transformers_peer() -> Callable[[Tensor, Tensor], Tensor]:
 
 
 def main(options: Options) -> None:
-    torch.set_float32_matmul_precision("high")
     device = options.device
+    use_tf32(torch.device(device))
     ids = torch.randint(50257, (options.batch, options.length + 1), device=device)
     makers: dict[str, Callable[[], Callable]] = {"qkv": ours, "transformers": transformers_peer}
     runs = {}

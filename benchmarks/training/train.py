@@ -35,7 +35,7 @@ from qkv.training.resilience.guard import Guard
 from qkv.training.run_config import OptimizerConfig
 from qkv.training.step import gradients_of
 from qkv.training.systems.distributed import World
-from qkv.training.systems.precision import best_precision
+from qkv.training.systems.precision import best_precision, use_tf32
 
 GPU = torch.cuda.is_available()
 Step = Callable[[torch.Tensor], None]
@@ -193,8 +193,8 @@ def nanogpt_peer(options: Options, device: torch.device) -> Step:
 
 
 def main(options: Options) -> None:
-    torch.set_float32_matmul_precision("high")
     device = torch.device("cuda" if GPU else "cpu")
+    use_tf32(device)
     size = size_of(options)
     shape = (options.batch, size.context + 1)
     batches = [torch.randint(size.vocabulary, shape, device=device) for _ in range(4)]

@@ -36,6 +36,7 @@ from qkv.training.run import Run
 from qkv.training.run_config import DataConfig, OptimizerConfig, RunConfig
 from qkv.training.setup.training_task import TrainingTask, assemble
 from qkv.training.systems.distributed import World, device_named
+from qkv.training.systems.precision import use_tf32
 from qkv.training.systems.prefetcher import Prefetcher
 
 DEVICE = device_named(None)
@@ -294,7 +295,7 @@ def wait() -> None:
 
 
 def main(options: Options) -> None:
-    torch.set_float32_matmul_precision("high")
+    use_tf32(torch.device("cuda" if GPU else "cpu"))
     print(f"{options.preset}, {options.batch_tokens} tokens a step and side; {machine()}")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

@@ -28,7 +28,12 @@ from qkv.training.setup.compile_choice import pays_in_run
 from qkv.training.setup.training_task import TrainingData, TrainingTask
 from qkv.training.systems.distributed import World, parallelize, uses_fsdp
 from qkv.training.systems.gradient_checkpointing import recompute_blocks
-from qkv.training.systems.precision import Precision, best_precision, check_precision
+from qkv.training.systems.precision import (
+    Precision,
+    best_precision,
+    check_precision,
+    use_tf32,
+)
 
 NEW_SHAPE = 1
 """The same for pairs, whose shapes are few and come in every epoch."""
@@ -40,7 +45,7 @@ def configure_torch(config: RunConfig, device: torch.device) -> Precision:
     """Set PyTorch's global switches and the seed; return the precision to compute with."""
     precision = config.precision or best_precision(device)
     check_precision(precision, device)
-    torch.set_float32_matmul_precision("high")
+    use_tf32(device)
     torch.use_deterministic_algorithms(config.deterministic)
     torch.manual_seed(config.seed)
 

@@ -102,6 +102,16 @@ def best_precision(device: torch.device) -> Precision:
     return "fp16"
 
 
+def use_tf32(device: torch.device) -> None:
+    """Let a GPU multiply float32 matrices in TF32.
+
+    PyTorch's setting holds for CPUs as well, where it selects kernels that are slower on those with
+    AMX, so it is left alone there.
+    """
+    if device.type == "cuda":
+        torch.set_float32_matmul_precision("high")
+
+
 def check_precision(precision: Precision, device: torch.device) -> str | None:
     """Raise if this CPU cannot compute with a half precision; return a warning if it is slow."""
     if device.type != "cpu" or precision == "float32":

@@ -24,6 +24,7 @@ from qkv.training.systems.precision import (
     cast_weights,
     check_precision,
     cpu_slowdown,
+    use_tf32,
 )
 from support.small_training import MODELS, random_batch
 
@@ -102,6 +103,15 @@ def test_the_best_precision_of_a_gpu(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: bf16)
     assert best_precision(torch.device("cuda")) == expected
+
+
+def test_products_are_in_tf32_on_a_gpu_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings: list[str] = []
+    monkeypatch.setattr(torch, "set_float32_matmul_precision", settings.append)
+    use_tf32(CPU)
+    assert settings == []
+    use_tf32(torch.device("cuda"))
+    assert settings == ["high"]
 
 
 def test_the_probe_does_not_kill_this_process() -> None:
