@@ -50,12 +50,21 @@ def loss_sum(
         shares: Weight of the loss of each position (default 1).
         chunk: Positions per chunk (default: chosen by size).
         fp8: Compute the output layer in FP8 where that is supported.
+
+    Raises:
+        ValueError: If there are not as many targets, or shares, as positions.
     """
     features = features.flatten(0, -2)  # (N, E)
     targets = targets.flatten()  # (N,)
     chunk = chunk or chunk_rows(features.shape[0], weight.shape[0], features.is_cuda)
     if shares is not None:
         shares = shares.flatten()  # (N,)
+
+    for name, values in (("targets", targets), ("shares", shares)):
+        if values is not None and len(values) != len(features):
+            raise ValueError(
+                f"{name}: expected {len(features)}, one for each position, not {len(values)}"
+            )
 
     if fp8 and fp8_loss.supports(features, weight, bias, shares):
         return fp8_loss.fp8_loss_sum(features, weight, targets, smoothing, chunk)
@@ -163,7 +172,7 @@ def softmax_loss_(
     """
     if fused_loss.supports(logits):
         return fused_loss.softmax_loss_(logits, V, targets, smoothing, shares)
-    if native_loss.supports(logits, V, targets):
+    if native_loss.supports(logits, V, targets, shares):
         return native_loss.softmax_loss_(logits, targets, smoothing, shares)
 
     # The largest probability of each row gives all logarithms: exp of log_softmax would be 70 times

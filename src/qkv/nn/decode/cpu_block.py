@@ -29,8 +29,9 @@ from qkv.nn.decode.decode_block import is_plain, matrices
 from qkv.nn.decode.native_block import NativeBlock, run_together
 from qkv.nn.feed_forward import activate
 from qkv.nn.linear.linear import Linear, linear, onednn_supports
-from qkv.nn.linear.onednn import as_prepacked
+from qkv.nn.linear.onednn import as_prepacked, multiply
 from qkv.nn.native import native_library
+from qkv.nn.native.native_library import plain_vector
 from qkv.nn.norm import LayerNorm, RMSNorm
 from qkv.nn.position import rotate
 from qkv.nn.unchanged import forward_hooks, same_computation
@@ -278,8 +279,7 @@ def product_of(layer: Linear) -> Layer:
         return lambda x: weight.linear(x, bias)
 
     with torch.no_grad():
-        if not onednn_supports(weight[:1], weight):
+        if not onednn_supports(weight[:1], weight) or not plain_vector(bias, len(weight)):
             return lambda x: linear(x, weight, bias)
 
-    multiply = torch.ops.mkldnn._linear_pointwise.default
-    return lambda x: multiply(x, as_prepacked(weight), bias, "none", [], "")
+    return lambda x: multiply(x, as_prepacked(weight), bias)

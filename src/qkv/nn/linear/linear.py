@@ -2,7 +2,8 @@
 
 Decoding multiplies a few rows by every matrix of the model, so each matrix is read once for little
 work. On a CPU PyTorch's usual kernels then reach half the speed of memory; oneDNN's, on the very
-same tensors, come near it; for one row or two the kernels in C (qkv.nn.native) reach it.
+same tensors, come near it; for one row or two the kernels in C (qkv.nn.native) reach it. Training
+multiplies many rows: on some CPUs oneDNN does that faster, too (onednn_product).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from qkv.nn.linear import few_rows, gemv, onednn_product
+from qkv.nn.linear import few_rows, gemv, onednn, onednn_product
 from qkv.nn.linear.frozen_matrix import FrozenMatrix
 from qkv.nn.linear.onednn import as_prepacked
 from qkv.nn.native import native_library
@@ -49,28 +50,26 @@ def linear(
         return few_rows.linear_rows(x, weight, bias)
     if aligned_supports(x, weight):
         return aligned_linear(x, weight, bias)
-    if onednn_supports(x, weight):
-        if native_supports(x, weight, bias):
+    if onednn_supports(x, weight) and plain_vector(bias, len(weight)):
+        if native_supports(x, weight):
             return native_rows(x, weight, bias)
 
-        return torch.ops.mkldnn._linear_pointwise(x, as_prepacked(weight), bias, "none", [], "")
+        return onednn.multiply(x, as_prepacked(weight), bias)
 
-    if onednn_product.supports(x, weight):
+    if onednn_product.supports(x, weight) and plain_vector(bias, len(weight)):
         return onednn_product.linear(x, weight, bias)
 
     return F.linear(x, weight, bias)
 
 
-def native_supports(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
+def native_supports(x: Tensor, weight: Tensor) -> bool:
     """True for so few of the rows that `onednn_supports` accepts that the kernel in C is faster."""
     if native_library.library() is None or x.numel() > NATIVE_ROWS * x.shape[-1]:
         return False
     if type(x) is not Tensor or type(weight) not in (Tensor, nn.Parameter):
         return False  # a subclass may have no memory
-    if torch.jit.is_tracing() or torch._C._are_functorch_transforms_active():
-        return False
 
-    return plain_vector(bias, len(weight))
+    return not torch.jit.is_tracing() and not torch._C._are_functorch_transforms_active()
 
 
 def native_rows(

@@ -1,4 +1,4 @@
-"""oneDNN's prepacked weights: matrices in the memory order that a CPU's kernel reads.
+"""oneDNN's product of a CPU, and its prepacked weights: matrices in the order that it reads.
 
 Packing copies a matrix, which pays when one task uses it many times.
 """
@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 
 Key = tuple[int, ...]
@@ -39,6 +40,20 @@ def prepacking(into: Prepacked | None = None) -> Iterator[None]:
 def small_enough(model: nn.Module) -> bool:
     """True if a second copy of the weights is small enough to be kept."""
     return sum(parameter.nbytes for parameter in model.parameters()) <= LARGEST
+
+
+def multiply(
+    x: Float[Tensor, "*n E"], weight: Tensor, bias: Float[Tensor, "N"] | None = None
+) -> Float[Tensor, "*n N"]:
+    """x W^T + b in float32, without gradients.
+
+    Args:
+        x: On a CPU, in any layout.
+        weight: (N, E), prepacked or without gaps: oneDNN is a thousand times slower otherwise.
+        bias: Contiguous: oneDNN ignores strides.
+    """
+    result: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+    return result
 
 
 def as_prepacked(weight: Tensor) -> Tensor:

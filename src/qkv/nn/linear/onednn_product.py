@@ -1,4 +1,4 @@
-"""Matrix products on AMD's processors with AVX-512, by oneDNN: forward, and the gradients.
+"""Products of many rows on AMD's processors with AVX-512, by oneDNN: forward, and the gradients.
 
 PyTorch multiplies large float32 matrices with Intel's MKL, which reaches half of oneDNN's speed
 there (benchmarks/RESULTS.md, "Matrix products of training on a CPU").
@@ -14,7 +14,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 
-from qkv.machine import cpu_vendor
+from qkv.machine import AMD, cpu_vendor
+from qkv.nn.linear.onednn import multiply
 
 LEAST_WORK = 2**22  # multiplications that are worth the calls
 
@@ -22,87 +23,95 @@ LEAST_WORK = 2**22  # multiplications that are worth the calls
 @lru_cache(maxsize=1)
 def faster_than_mkl() -> bool:
     """True on a processor where oneDNN multiplies large float32 matrices faster than MKL."""
-    if cpu_vendor() != "AuthenticAMD" or not torch.backends.mkldnn.is_available():
+    if not torch.backends.mkl.is_available() or not torch.backends.mkldnn.is_available():
         return False
 
-    return "AVX512" in torch.backends.cpu.get_cpu_capability()
+    return cpu_vendor() == AMD and "AVX512" in torch.backends.cpu.get_cpu_capability()
 
 
 def supports(a: Tensor, b: Tensor) -> bool:
-    """True for two large float32 tensors on such a processor, of equal last dimensions."""
+    """True for a b^T of large float32 tensors on such a processor; b must be without gaps."""
     if torch.compiler.is_compiling() or torch.jit.is_tracing() or not faster_than_mkl():
         return False
     if type(a) is not Tensor or type(b) not in (Tensor, nn.Parameter):
-        return False  # a subclass may compute otherwise
+        return False  # a subclass may override the product
     if not a.is_cpu or not b.is_cpu or a.dtype != torch.float32 or b.dtype != torch.float32:
+        return False
+    if b.dim() != 2 or a.shape[-1:] != b.shape[1:] or not without_gaps(b):
         return False
     if a.numel() * b.shape[0] < LEAST_WORK or not torch.backends.mkldnn.enabled:
         return False
-    if torch.is_autocast_enabled("cpu") or torch._C._are_functorch_transforms_active():
-        return False
 
-    return forward_ad._current_level < 0  # no forward-mode derivatives
+    return not torch.is_autocast_enabled("cpu") and not in_a_transform()
+
+
+def without_gaps(matrix: Float[Tensor, "M N"]) -> bool:
+    """True if the rows, or the columns, lie end to end in memory."""
+    return matrix.is_contiguous() or matrix.t().is_contiguous()
+
+
+def in_a_transform() -> bool:
+    """True in vmap, in forward-mode derivatives, and where a mode sees every operation.
+
+    Counters of FLOPs, for example, know PyTorch's operations and not this one.
+    """
+    if torch._C._are_functorch_transforms_active() or torch._C._len_torch_dispatch_stack():
+        return True
+
+    return forward_ad._current_level >= 0
 
 
 def linear(
     x: Float[Tensor, "*n E"], weight: Float[Tensor, "N E"], bias: Float[Tensor, "N"] | None
 ) -> Float[Tensor, "*n N"]:
     """x W^T + b, with gradients."""
-    output: Tensor = OneDNNLinear.apply(x, weight, bias)
-    return output
+    rows = x.reshape(-1, x.shape[-1])  # (M, E)
+    output: Tensor = OneDNNLinear.apply(rows, weight, bias)
+    return output.view(*x.shape[:-1], len(weight))
 
 
 def product(
     a: Float[Tensor, "M K"], b: Float[Tensor, "K N"], out: Float[Tensor, "M N"] | None = None
 ) -> Float[Tensor, "M N"]:
     """a @ b without gradients, by oneDNN where it is faster."""
-    if not supports(a, b.t()):
-        return torch.mm(a, b, out=out)
-
     # oneDNN copies a transposed `a`: if that is the wider matrix, compute the transposed product
-    if a.stride(0) == 1 and a.shape[0] > b.shape[1]:
+    if a.stride(0) == 1 and a.shape[0] > b.shape[1] and supports(b.t(), a):
         result = multiply(b.t(), a).t().contiguous()
-    else:
+    elif supports(a, b.t()):
         result = multiply(a, b.t())
+    else:
+        return torch.mm(a, b, out=out)
 
     return result if out is None else out.copy_(result)
 
 
-def multiply(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x W^T + b by oneDNN's kernel."""
-    return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
-
-
 class OneDNNLinear(torch.autograd.Function):
-    """x W^T + b; second derivatives are PyTorch's."""
+    """x W^T + b for rows; second derivatives are PyTorch's."""
 
     @staticmethod
     def forward(
         ctx: Any,
-        x: Float[Tensor, "*n E"],
+        x: Float[Tensor, "M E"],
         weight: Float[Tensor, "N E"],
         bias: Float[Tensor, "N"] | None,
-    ) -> Float[Tensor, "*n N"]:
-        ctx.save_for_backward(x, weight)
+    ) -> Float[Tensor, "M N"]:
+        needs_x, needs_weight, _ = ctx.needs_input_grad
+        ctx.save_for_backward(x if needs_weight else None, weight if needs_x else None)
         return multiply(x, weight, bias)
 
     @staticmethod
-    def backward(ctx: Any, *upstream: Tensor) -> Any:
+    def backward(ctx: Any, *upstream: Float[Tensor, "M N"]) -> Any:
         x, weight = ctx.saved_tensors
         slope = upstream[0]
-        flat = slope.flatten(0, -2)  # (M, N)
-        rows = x.flatten(0, -2)  # (M, E)
-        multiplied = torch.mm if torch.is_grad_enabled() else product
-        needs_x, needs_weight, needs_bias = ctx.needs_input_grad
-
+        matmul = torch.mm if torch.is_grad_enabled() else product
         d_x: Tensor | None = None
         d_weight: Tensor | None = None
         d_bias: Tensor | None = None
-        if needs_x:
-            d_x = multiplied(flat, weight).view(x.shape)
-        if needs_weight:
-            d_weight = multiplied(flat.t(), rows)
-        if needs_bias:
-            d_bias = flat.sum(0)
+        if weight is not None:
+            d_x = matmul(slope, weight)
+        if x is not None:
+            d_weight = matmul(slope.t(), x)
+        if ctx.needs_input_grad[2]:
+            d_bias = slope.sum(0)
 
         return d_x, d_weight, d_bias

@@ -151,8 +151,8 @@ typedef struct {
     float smoothing;
 } Loss;
 
-/* Below e^LOWEST of the largest probability a probability counts as 0: a processor takes a hundred
-   times as long for numbers that are nearly too small for a float. */
+/* A probability less than e^LOWEST times the largest one counts as 0: a processor takes a hundred times
+   as long for numbers that are nearly too small for a float. */
 static const float LOWEST = -76;
 
 typedef struct {

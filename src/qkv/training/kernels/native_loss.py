@@ -9,13 +9,17 @@ from qkv.data.batches.batch import IGNORE
 from qkv.nn.native import native_library
 
 
-def supports(logits: Tensor, V: int, targets: Tensor) -> bool:
+def supports(logits: Tensor, V: int, targets: Tensor, shares: Tensor | None = None) -> bool:
     """True for contiguous float32 logits of V columns in a CPU's memory."""
     if not native_library.in_memory(logits) or logits.shape[1] != V or logits.requires_grad:
         return False
 
-    on_cpu = targets.is_cpu and targets.dtype == torch.int64
-    return on_cpu and native_library.library() is not None
+    # The kernel reads as many of them as there are rows
+    for values in (targets, shares):
+        if values is not None and (not values.is_cpu or values.shape != logits.shape[:1]):
+            return False
+
+    return targets.dtype == torch.int64 and native_library.library() is not None
 
 
 def softmax_loss_(
@@ -24,7 +28,7 @@ def softmax_loss_(
     """The same as `loss.softmax_loss_`, which defines it.
 
     Raises:
-        IndexError: If a target is no column of the logits.
+        IndexError: If a target is not a column of the logits.
     """
     kernels = native_library.library()
     assert kernels is not None

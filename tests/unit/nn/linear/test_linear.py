@@ -39,6 +39,14 @@ def test_any_layout_of_the_input_and_any_place_in_memory() -> None:
         assert_close(linear(x, turned), F.linear(x, turned), rtol=1e-5, atol=1e-4)
 
 
+@pytest.mark.parametrize("rows", [1, 2, 5])
+def test_any_layout_of_the_bias(rows: int) -> None:
+    weight, x = torch.randn(50, 32), torch.randn(rows, 32)
+    for bias in (torch.randn(50, 2)[:, 0], torch.randn(1).expand(50)):
+        with torch.no_grad():
+            assert_close(linear(x, weight, bias), F.linear(x, weight, bias))
+
+
 def test_a_gradient_is_never_lost() -> None:
     layer, x = Linear(16, 8), torch.randn(2, 16, requires_grad=True)
     layer(x).square().sum().backward()

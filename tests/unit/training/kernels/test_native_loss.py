@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from qkv.data.batches.batch import IGNORE
+from qkv.nn.linear import onednn_product
 from qkv.nn.native import native_library
 from qkv.nn.native.native_library import AVX512
 from qkv.training.kernels import native_loss
@@ -26,6 +27,8 @@ def instructions(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
         pytest.skip("this processor has no AVX-512 with VNNI")
 
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: str(request.param))
+    # It would remember the instruction set
+    monkeypatch.setattr(onednn_product, "faster_than_mkl", lambda: False)
 
 
 def by_the_kernel(logits: Tensor, targets: Tensor, *rest: Tensor | float) -> tuple[Tensor, Tensor]:
@@ -56,13 +59,17 @@ def test_loss_and_derivative_equal_float64(V: int, smoothing: float, size: float
     assert (slope[::5] == 0).all()
 
 
-@pytest.mark.parametrize("threads", [1, 3])
+@pytest.fixture(params=[1, 3])
+def threads(request: pytest.FixtureRequest) -> Iterator[int]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
 def test_many_rows_are_shared_among_threads(threads: int) -> None:
     logits, targets = torch.randn(1027, 300), torch.randint(300, (1027,))
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
     loss, slope = by_the_kernel(logits, targets, 0.0)
-    torch.set_num_threads(before)
     expected, expected_slope = by_definition(logits, targets, 0.0)
     assert_close(loss.double(), expected, rtol=1e-6, atol=0)
     assert_close(slope.double(), expected_slope, rtol=1e-5, atol=1e-6)
@@ -115,5 +122,17 @@ def test_other_logits_are_left_to_pytorch(other: Callable[[Tensor], Tensor]) -> 
     assert native_loss.supports(torch.randn(4, 8), 8, targets)
     assert not native_loss.supports(torch.randn(4, 8), 6, targets)  # padded columns
     assert not native_loss.supports(torch.randn(4, 8), 8, targets.int())
+    assert not native_loss.supports(torch.randn(4, 8), 8, targets[:3])
+    assert not native_loss.supports(torch.randn(4, 8), 8, targets, torch.ones(1))
     logits = other(torch.randn(4, 8))
     assert not native_loss.supports(logits, logits.shape[1], targets)
+
+
+@pytest.mark.usefixtures("without_shape_checks")
+@pytest.mark.parametrize("targets", [5, 7])
+def test_as_many_targets_as_positions(targets: int) -> None:
+    features, weight = torch.randn(2, 3, 8), torch.randn(70, 8, requires_grad=True)
+    with pytest.raises(ValueError, match="targets: expected 6, one for each position, not"):
+        loss_sum(features, weight, None, torch.zeros(targets, dtype=torch.int64))
+    with pytest.raises(ValueError, match="shares: expected 6, one for each position, not 1"):
+        loss_sum(features, weight, None, torch.zeros(2, 3).long(), shares=torch.ones(1))
