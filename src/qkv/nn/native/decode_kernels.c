@@ -30,6 +30,7 @@ enum { LARGEST = 32767 }; /* the largest whole number of a rounded row */
 enum { SECTION = 512 };  /* columns whose products an int32 can sum, in int8 */
 enum { ACTIVATED = 2048 }; /* numbers that a thread activates at a time */
 enum { SPAN = 1 << 17 };  /* bytes of a matrix that a thread reads at a time */
+enum { TURNS = 8 };       /* pieces of a matrix for each thread */
 enum { MANY_ROWS = 128 }; /* rows of x that share an unpacked section of a panel */
 
 enum { FLOAT32, INT8, INT4 };
@@ -169,14 +170,14 @@ static int64_t even_part(int64_t count, int64_t most) {
     return (count + parts - 1) / parts;
 }
 
-/* Panels that a thread takes at a time: memory is read faster in long pieces, of SPAN bytes at least
-   if every thread then still has some. */
+/* Panels that a thread takes at a time. Memory is read faster in long pieces, SPAN bytes or more; every
+   thread takes as many pieces as the others, up to TURNS. */
 static int64_t panels_at_once(const Processor *processor, const Product *p, int64_t count) {
     const int64_t bytes = p->E * PANEL * (p->format == FLOAT32 ? 4 : 1) / (p->format == INT4 ? 2 : 1);
-    const int64_t even = (count + processor->threads - 1) / processor->threads;
-    const int64_t many = count / (8 * processor->threads);
-    const int64_t span = MIN(even, (SPAN + bytes - 1) / bytes);
-    return many > span ? many : span;
+    const int64_t span = (SPAN + bytes - 1) / bytes;
+    const int64_t share = (count + processor->threads - 1) / processor->threads;
+    const int64_t turns = MIN(share / span, TURNS);
+    return turns > 1 ? (share + turns - 1) / turns : share;
 }
 
 static int64_t round_up(int64_t n, int64_t size) { return (n + size - 1) / size * size; }
