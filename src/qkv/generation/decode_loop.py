@@ -16,6 +16,7 @@ from qkv.generation.prefill import next_logits
 from qkv.generation.sampling_params import process_logits, sample_tokens
 from qkv.nn.decode.cpu_block import CpuBlocks
 from qkv.nn.linear.onednn import Prepacked, prepacking, small_enough
+from qkv.nn.native.native_library import most_float_rows
 
 # On a CPU, prepacking the weights pays from this many rows or tokens on.
 MANY_ROWS = 4
@@ -40,7 +41,8 @@ class DecodeLoop:
         self.counts = batch.token_counts(self.running, model.config.vocabulary, self.device)
         self.blocks = CpuBlocks(model)
         self.matrices: Prepacked | None = None
-        many = len(self.running) >= MANY_ROWS and batch.length >= MANY_TOKENS
+        rows = len(self.running)
+        many = rows >= MANY_ROWS and rows > most_float_rows() and batch.length >= MANY_TOKENS
         if many and small_enough(model):
             self.matrices = {}
 

@@ -1,6 +1,6 @@
 """Decoder blocks for one token of each row on a CPU in one call of the compiled kernels.
 
-Of several rows in float32 only the attention is computed here: their products are faster in oneDNN.
+Of many rows in float32 only the attention is computed here: their products are faster in oneDNN.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from qkv.nn.cache.paged import PackedBatch
 from qkv.nn.decode.decode_block import matrices
 from qkv.nn.linear import frozen_matrix
 from qkv.nn.linear.gemv import ACTIVATIONS
-from qkv.nn.linear.linear import NATIVE_ROWS, Linear, onednn_supports
+from qkv.nn.linear.linear import Linear, onednn_supports
 from qkv.nn.linear.panel_matrix import PanelMatrix
 from qkv.nn.native.native_library import (
     LAYER_NORM,
@@ -124,7 +124,10 @@ class NativeBlock:
         if not self.has_products or not self.can_attend(mask, state):
             return False
 
-        return frozen_matrix.active.get() if self.few_bits else rows <= NATIVE_ROWS
+        if self.few_bits:
+            return frozen_matrix.active.get()
+
+        return rows <= self.kernels.most_float_rows()
 
     def run(
         self, x: Float[Tensor, "*n E"], mask: Mask | None, rotary: Tensor | None, state: Cache

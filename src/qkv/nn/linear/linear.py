@@ -2,7 +2,7 @@
 
 Decoding multiplies a few rows by every matrix of the model, so each matrix is read once for little
 work. On a CPU PyTorch's usual kernels then reach half the speed of memory; oneDNN's, on the very
-same tensors, come near it; for one row or two the kernels in C (qkv.nn.native) reach it. Training
+same tensors, come near it; for the fewest rows the kernels in C (qkv.nn.native) reach it. Training
 multiplies many rows: on some CPUs oneDNN does that faster, too (onednn_product).
 """
 
@@ -25,7 +25,6 @@ from qkv.nn.unchanged import fused
 Matrix = Tensor | FrozenMatrix
 
 FEW_ROWS = 1024  # more rows are work enough for any kernel
-NATIVE_ROWS = 2  # for more, oneDNN is faster than the kernel in C
 
 
 def linear(
@@ -64,7 +63,7 @@ def linear(
 
 def native_supports(x: Tensor, weight: Tensor) -> bool:
     """True for so few of the rows that `onednn_supports` accepts that the kernel in C is faster."""
-    if native_library.library() is None or x.numel() > NATIVE_ROWS * x.shape[-1]:
+    if x.numel() > native_library.most_float_rows() * x.shape[-1]:
         return False
     if type(x) is not Tensor or type(weight) not in (Tensor, nn.Parameter):
         return False  # a subclass may have no memory
@@ -75,7 +74,7 @@ def native_supports(x: Tensor, weight: Tensor) -> bool:
 def native_rows(
     x: Float[Tensor, "*n E"], weight: Float[Tensor, "N E"], bias: Tensor | None
 ) -> Float[Tensor, "*n N"]:
-    """One row or two on a CPU, by the kernel in C."""
+    """The fewest rows on a CPU, by the kernel in C."""
     kernels = native_library.library()
     assert kernels is not None
     N, E = weight.shape

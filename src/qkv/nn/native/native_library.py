@@ -169,6 +169,13 @@ class NativeLibrary:
 
         return self.processors[key]
 
+    def most_float_rows(self) -> int:
+        """Rows of float32 up to which `multiply` is faster than oneDNN."""
+        if not self.intel:
+            return 2
+
+        return 16 if self.processor().wide else 8
+
     def multiply(self, product: Product, x: Tensor, outputs: int) -> Tensor:
         """The product with contiguous float32 rows (M, E)."""
         y = x.new_empty(len(x), outputs)
@@ -283,6 +290,12 @@ def library() -> NativeLibrary | None:
         return None
 
     return loaded if loaded.instruction_set else None
+
+
+def most_float_rows() -> int:
+    """Rows of float32 that the compiled kernels multiply faster than oneDNN; 0 without them."""
+    kernels = library()
+    return 0 if kernels is None else kernels.most_float_rows()
 
 
 def compiled_file() -> Path:

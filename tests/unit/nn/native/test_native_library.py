@@ -289,17 +289,41 @@ def test_without_the_kernels_the_matrices_are_those_of_pytorch(
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_one_row_of_float32(
+def test_few_rows_of_float32(
     shape: tuple[int, int], instructions: str, intel: bool, threads: int
 ) -> None:
     weight = torch.randn(*shape)
-    x = torch.randn(1, 1, shape[1])
     bias = torch.randn(shape[0])
-    with torch.no_grad():
-        error = linear(x, weight, bias) - (x.double() @ weight.double().T + bias)
+    for rows in (*range(1, 8), 16):
+        x = torch.randn(rows, shape[1])
+        products = compiled().multiply(float_product(weight, bias), x, shape[0])
+        error = products - (x.double() @ weight.double().T + bias)
         assert (error.abs() <= 1e-6 * (x.abs() @ weight.abs().T) + 1e-6).all()
-        part = linear(x, weight, bias, slice(0, shape[0] // 2 + 1))
-        assert part.shape == (1, 1, shape[0] // 2 + 1)
+
+
+def test_as_many_rows_of_float32_as_are_faster(
+    instructions: str, intel: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    most = native_library.most_float_rows()
+    assert most == ({"AVX2": 8, "AVX-512": 16}[instructions] if intel else 2)
+
+    multiplied: list[int] = []
+    multiply = NativeLibrary.multiply
+
+    def counted(self: NativeLibrary, product: Product, x: Tensor, outputs: int) -> Tensor:
+        multiplied.append(len(x))
+        return multiply(self, product, x, outputs)
+
+    monkeypatch.setattr(NativeLibrary, "multiply", counted)
+    weight, bias = torch.randn(40, 30), torch.randn(40)
+    for shape in ((1, 1, 30), (most, 1, 30), (most + 1, 1, 30)):
+        x = torch.randn(shape)
+        with torch.no_grad():
+            assert_close(linear(x, weight, bias), torch.nn.functional.linear(x, weight, bias))
+            part = linear(x, weight, bias, slice(0, 21))
+            assert_close(part, torch.nn.functional.linear(x, weight[:21], bias[:21]))
+
+    assert multiplied == [1, 1, most, most]
 
 
 def logits_of_steps(model: Any, ids: Tensor) -> Tensor:
