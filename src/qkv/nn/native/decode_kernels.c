@@ -123,7 +123,7 @@ typedef struct {
     int64_t M, W;
     Rows rows;
     float *normalised; /* (M, E) if there is a norm */
-    int intel;         /* as of the processor */
+    int intel;         /* of the processor */
 } Multiplication;
 
 enum { ZEROS = PANEL * SECTION / GROUP }; /* where the zeros of a section begin */

@@ -327,8 +327,8 @@ INLINE TARGET void NAME(panels_product)(const Multiplication *m, int64_t panel, 
                                         int64_t count, float *y) {
     memset(y, 0, count * P * PANEL * sizeof(float));
     const int format = m->product->format;
-    if (P == 4)
-        NAME(row_int8)(4, m, panel, y);
+    if (P == TOGETHER)
+        NAME(row_int8)(TOGETHER, m, panel, y);
     else if (P == 2)
         NAME(row_int8)(2, m, panel, y);
     else if (m->M >= UNPACK_FROM && format == INT8)

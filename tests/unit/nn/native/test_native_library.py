@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
-from collections.abc import Iterator
 from copy import deepcopy
 from ctypes import CFUNCTYPE, c_uint, c_void_p
 from importlib import import_module
@@ -69,14 +68,6 @@ def intel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bo
     """The order in which the kernels read memory on the processors of one vendor."""
     monkeypatch.setattr(compiled(), "intel", request.param)
     return bool(request.param)
-
-
-@pytest.fixture(params=[1, 3])
-def threads(request: pytest.FixtureRequest) -> Iterator[int]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield request.param
-    torch.set_num_threads(before)
 
 
 def test_the_kernels_are_compiled_where_the_project_is_tested() -> None:

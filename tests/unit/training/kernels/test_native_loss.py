@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -57,14 +57,6 @@ def test_loss_and_derivative_equal_float64(V: int, smoothing: float, size: float
     assert_close(loss.double(), expected, rtol=1e-6, atol=1e-6)
     assert_close(slope.double(), expected_slope, rtol=1e-5, atol=1e-6)
     assert (slope[::5] == 0).all()
-
-
-@pytest.fixture(params=[1, 3])
-def threads(request: pytest.FixtureRequest) -> Iterator[int]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield request.param
-    torch.set_num_threads(before)
 
 
 def test_many_rows_are_shared_among_threads(threads: int) -> None:
