@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from importlib.resources import files
+from typing import Any
 
 from fastapi import APIRouter, FastAPI
 from starlette.responses import Response
@@ -31,7 +32,17 @@ async def page() -> Response:
     return Response(content, headers=headers, media_type="text/html")
 
 
+class PageFiles(StaticFiles):
+    """Files that a browser keeps, and asks each time whether they have changed."""
+
+    def file_response(self, *args: Any, **options: Any) -> Response:
+        response = super().file_response(*args, **options)
+        response.headers["Cache-Control"] = "no-cache"
+
+        return response
+
+
 def mount_files(app: FastAPI) -> None:
     """Serve the scripts and styles that the page loads."""
     for path, package in FOLDERS.items():
-        app.mount(path, StaticFiles(packages=[(package, "web")]))
+        app.mount(path, PageFiles(packages=[(package, "web")]))

@@ -274,6 +274,17 @@ def test_head_is_get_without_a_body(host: ModelHost) -> None:
         assert http.head("/nowhere").status_code == 404
 
 
+def test_browsers_keep_the_scripts_of_the_page(host: ModelHost) -> None:
+    path = "/web/insight/page.js"
+    first = send_request(host, "GET", path)
+    again = send_request(host, "GET", path, headers={"if-none-match": first.headers["etag"]})
+    assert (first.status_code, again.status_code, again.content) == (200, 304, b"")
+    changed = send_request(host, "GET", path, headers={"if-none-match": '"another"'})
+    assert (changed.status_code, changed.content) == (200, first.content)
+    assert {answer.headers["cache-control"] for answer in (first, again, changed)} == {"no-cache"}
+    assert send_request(host, "GET", "/v1/models").headers["cache-control"] == "no-store"
+
+
 def test_only_known_static_files_are_sent(host: ModelHost) -> None:
     response = send_request(host, "GET", "/web/insight/page.js")
     assert (response.status_code, response.headers["content-type"]) == (
