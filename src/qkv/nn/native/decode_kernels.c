@@ -99,6 +99,8 @@ static void take_parts(void *data) {
 /* Run all parts, which have about `work` multiplications in all. */
 static void for_each(const Processor *processor, int64_t count, int64_t chunk, int64_t work,
                      const void *data, void (*run)(const Task *, int64_t, int64_t)) {
+    if (count == 0) return;
+
     Task task = {run, data, count, chunk, 0};
     int64_t threads = MIN(processor->threads, (count + chunk - 1) / chunk);
     threads = MIN(threads, work / LEAST_WORK);
@@ -174,9 +176,8 @@ static int64_t even_part(int64_t count, int64_t most) {
    thread takes as many pieces as the others, up to TURNS. */
 static int64_t panels_at_once(const Processor *processor, const Product *p, int64_t count) {
     const int64_t bytes = p->E * PANEL * (p->format == FLOAT32 ? 4 : 1) / (p->format == INT4 ? 2 : 1);
-    const int64_t span = (SPAN + bytes - 1) / bytes;
     const int64_t share = (count + processor->threads - 1) / processor->threads;
-    const int64_t turns = MIN(share / span, TURNS);
+    const int64_t turns = MIN(share * bytes / SPAN, TURNS);
     return turns > 1 ? (share + turns - 1) / turns : share;
 }
 

@@ -47,6 +47,14 @@ def test_any_layout_of_the_bias(rows: int) -> None:
             assert_close(linear(x, weight, bias), F.linear(x, weight, bias))
 
 
+@pytest.mark.parametrize("rows", [1, 2, 5, 20])
+def test_a_matrix_without_rows_or_columns(rows: int) -> None:
+    with torch.no_grad():
+        assert linear(torch.randn(rows, 8), torch.randn(0, 8)).shape == (rows, 0)
+        assert linear(torch.randn(rows, 8), torch.randn(40, 8), rows=slice(3, 3)).shape == (rows, 0)
+        assert_close(linear(torch.randn(rows, 0), torch.randn(40, 0)), torch.zeros(rows, 40))
+
+
 def test_a_gradient_is_never_lost() -> None:
     layer, x = Linear(16, 8), torch.randn(2, 16, requires_grad=True)
     layer(x).square().sum().backward()
