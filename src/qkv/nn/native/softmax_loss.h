@@ -15,9 +15,11 @@ INLINE TARGET float NAME(largest)(const float *x, int64_t V) {
     return result;
 }
 
-/* e^(x - most) in place of each logit x, 0 below e^LOWEST. Returns their sum. */
-INLINE TARGET float NAME(exponentials_below)(float *x, int64_t V, const float most) {
+/* e^(x - most) in place of each logit x, 0 below e^LOWEST. Returns their sum, and in `distance` that of
+   x - most, which is far more precise than the sum of the logits. */
+INLINE TARGET float NAME(exponentials_below)(float *x, int64_t V, const float most, float *distance) {
     VF sum[4] = {ZERO_FLOAT, ZERO_FLOAT, ZERO_FLOAT, ZERO_FLOAT};
+    VF apart[4] = {ZERO_FLOAT, ZERO_FLOAT, ZERO_FLOAT, ZERO_FLOAT};
     int64_t i = 0;
     for (; i + 4 * LANES <= V; i += 4 * LANES)
         UNROLL for (int k = 0; k < 4; k++) {
@@ -25,13 +27,16 @@ INLINE TARGET float NAME(exponentials_below)(float *x, int64_t V, const float mo
             const VF power = NOT_BELOW(below, ALL_FLOAT(LOWEST), NAME(exponentials)(below));
             STORE(x + i + k * LANES, power);
             sum[k] = ADD(sum[k], power);
+            apart[k] = ADD(apart[k], below);
         }
 
     float total = SUM(ADD(ADD(sum[0], sum[1]), ADD(sum[2], sum[3])));
+    *distance = SUM(ADD(ADD(apart[0], apart[1]), ADD(apart[2], apart[3])));
     for (; i < V; i++) {
         const float below = x[i] - most;
         x[i] = below < LOWEST ? 0 : exponential(below);
         total += x[i];
+        *distance += below;
     }
     return total;
 }
@@ -50,18 +55,13 @@ static TARGET void NAME(loss_rows)(const Task *task, int64_t begin, int64_t end)
         }
 
         const float share = l->shares ? l->shares[row] : 1;
-        float mean = 0;
-        if (l->smoothing != 0) {
-            _Pragma("omp simd reduction(+ : mean)") for (int64_t i = 0; i < V; i++) mean += x[i];
-            mean /= (float)V;
-        }
-
         const float at_target = x[target];
         const float most = NAME(largest)(x, V);
-        const float sum = NAME(exponentials_below)(x, V, most);
+        float distance;
+        const float sum = NAME(exponentials_below)(x, V, most, &distance);
         const float log_sum = logf(sum);
         float loss = (1 - l->smoothing) * (most - at_target + log_sum);
-        if (l->smoothing != 0) loss += l->smoothing * (most - mean + log_sum);
+        if (l->smoothing != 0) loss += l->smoothing * (log_sum - distance / (float)V);
         l->losses[row] = share * loss;
 
         /* The probabilities, less the smoothed target */

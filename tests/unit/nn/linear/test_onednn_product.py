@@ -16,7 +16,7 @@ from qkv import machine
 from qkv.data.batches.batch import Batch
 from qkv.models import GPTConfig, build
 from qkv.nn.linear import onednn_product
-from qkv.nn.linear.linear import Linear
+from qkv.nn.linear.linear import Linear, linear
 from qkv.nn.linear.onednn_product import product
 from qkv.training.objective import Objective
 
@@ -185,6 +185,7 @@ def test_second_derivatives_are_those_of_pytorch() -> None:
     assert relative_error(curvature(layer, x)[0], expected[0]) < 1e-5
 
 
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
 def test_other_transforms_and_kinds_are_left_to_pytorch() -> None:
     layer, x = Linear(4, 4), torch.randn(6, 4)
 
@@ -198,6 +199,9 @@ def test_other_transforms_and_kinds_are_left_to_pytorch() -> None:
     with torch.autocast("cpu", torch.bfloat16):
         assert not by_onednn(x, layer.weight)
 
+    sparse = layer.weight.detach().to_sparse_csr()
+    torch.testing.assert_close(linear(x, sparse), x @ layer.weight.T)
+    torch.testing.assert_close(linear(x.to_sparse(), layer.weight), x @ layer.weight.T)
     torch.testing.assert_close(torch.func.vmap(layer)(x), layer(x))
     slope = torch.func.grad(lambda x: layer(x).sum())(x)
     torch.testing.assert_close(slope, layer.weight.sum(0).expand(6, 4))

@@ -74,6 +74,14 @@ def test_equal_logits_of_any_size_have_equal_probabilities(offset: float) -> Non
     assert_close(slope.sum(1), torch.zeros(3), rtol=0, atol=1e-6)
 
 
+@pytest.mark.parametrize(("spread", "offset"), [(0.001, 100.3), (3.0, 1000.3), (3.0, 0.0)])
+def test_a_smoothed_loss_is_precise_for_large_logits(spread: float, offset: float) -> None:
+    logits, targets = offset + spread * torch.randn(4, 50_257), torch.randint(50_257, (4,))
+    loss, _ = by_the_kernel(logits, targets, 0.1)
+    expected, _ = by_definition(logits, targets, 0.1)
+    assert_close(loss.double(), expected, rtol=1e-6, atol=0)
+
+
 @pytest.mark.parametrize("position", [0, 63, 64, 69])
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
 def test_a_logit_that_is_not_finite_makes_the_loss_nan(position: int, value: float) -> None:
