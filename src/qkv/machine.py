@@ -50,7 +50,8 @@ def cpu_vendor() -> str:
     if platform.system() != "Windows":
         return ""
 
-    return platform.processor().rpartition(", ")[2]  # "AMD64 Family ..., AuthenticAMD"
+    _, comma, vendor = platform.processor().rpartition(", ")  # "AMD64 Family ..., AuthenticAMD"
+    return vendor if comma else ""
 
 
 def cpu_features() -> dict[str, bool] | None:

@@ -114,6 +114,29 @@ def test_prepacked_matrices(runs: list[int]) -> None:
     assert runs
 
 
+def test_the_fewest_rows_are_multiplied_in_c_wherever_the_norms_are(
+    kernels: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel of a whole block computes norms before a product only."""
+    if kernels == "compiled":
+        monkeypatch.setattr(native_library.library(), "intel", True)
+
+    by_onednn: set[int] = set()
+    multiply = cpu_block.multiply
+
+    def recorded(x: Tensor, *arguments: Any) -> Tensor:
+        by_onednn.add(len(x))
+        return multiply(x, *arguments)
+
+    monkeypatch.setattr(cpu_block, "multiply", recorded)
+    model = small(norm_placement="after")
+    most = native_library.most_float_rows()
+    for rows in (1, 4, most + 1):
+        step_logits(model, words(rows, 5), None, fast=True)
+
+    assert by_onednn == {rows for rows in (1, 4, most + 1) if rows > most}
+
+
 def test_generation_uses_it_and_leaves_the_model_as_it_was(runs: list[int]) -> None:
     model = small()
     prompts = [[1, 2, 3], [4, 5]]

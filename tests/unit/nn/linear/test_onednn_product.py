@@ -256,7 +256,8 @@ def test_which_processors(
     monkeypatch.undo()  # the fixture's replacement
     text = f"processor : 0\nvendor_id\t: {vendor}\nmodel name : a\n" if vendor else ""
     monkeypatch.setattr(machine, "read", lambda path: text)
-    monkeypatch.setattr(machine.platform, "processor", lambda: "aarch64")
+    monkeypatch.setattr(machine.platform, "system", lambda: "Linux")
+    monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: True)
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
     onednn_product.faster_than_mkl.cache_clear()
     try:
@@ -264,3 +265,16 @@ def test_which_processors(
         assert onednn_product.faster_than_mkl() == faster
     finally:
         onednn_product.faster_than_mkl.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("processor", "vendor"),
+    [("AMD64 Family 25 Model 97 Stepping 2, AuthenticAMD", "AuthenticAMD"), ("aarch64", "")],
+)
+def test_the_vendor_on_windows(
+    monkeypatch: pytest.MonkeyPatch, processor: str, vendor: str
+) -> None:
+    monkeypatch.setattr(machine, "read", lambda path: "")
+    monkeypatch.setattr(machine.platform, "system", lambda: "Windows")
+    monkeypatch.setattr(machine.platform, "processor", lambda: processor)
+    assert machine.cpu_vendor() == vendor
