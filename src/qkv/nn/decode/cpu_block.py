@@ -40,6 +40,7 @@ from qkv.nn.native import native_library
 from qkv.nn.native.native_library import plain_vector
 from qkv.nn.norm import LayerNorm, RMSNorm
 from qkv.nn.position import rotate
+from qkv.nn.transforms import in_a_transform
 from qkv.nn.unchanged import forward_hooks, same_computation
 
 Layer = Callable[[Tensor], Tensor]
@@ -241,11 +242,11 @@ class CpuStack:
 
 
 def computes_only() -> bool:
-    """True without autograd, autocast and torch.compile."""
+    """True without autograd, autocast and PyTorch's transforms."""
     if torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"):
         return False
 
-    return not torch.compiler.is_compiling()
+    return not in_a_transform()
 
 
 def hooks_of(block: Block) -> list[Mapping[Any, Any]]:

@@ -20,6 +20,7 @@ from qkv.nn.linear.frozen_matrix import FrozenMatrix
 from qkv.nn.linear.onednn import as_prepacked
 from qkv.nn.native import native_library
 from qkv.nn.native.native_library import float_product, plain_vector
+from qkv.nn.transforms import in_a_transform
 from qkv.nn.unchanged import fused
 
 Matrix = Tensor | FrozenMatrix
@@ -65,10 +66,9 @@ def native_supports(x: Tensor, weight: Tensor) -> bool:
     """True for so few of the rows that `onednn_supports` accepts that the kernel in C is faster."""
     if x.numel() > native_library.most_float_rows() * x.shape[-1]:
         return False
-    if type(x) is not Tensor or type(weight) not in (Tensor, nn.Parameter):
-        return False  # a subclass may have no memory
 
-    return not torch.jit.is_tracing() and not torch._C._are_functorch_transforms_active()
+    # A subclass may have no memory
+    return type(x) is Tensor and type(weight) in (Tensor, nn.Parameter)
 
 
 def native_rows(
@@ -84,7 +84,7 @@ def native_rows(
 
 def onednn_supports(x: Tensor, weight: Tensor) -> bool:
     """True for a few float32 rows on a CPU, without autograd."""
-    if torch.compiler.is_compiling() or torch.is_grad_enabled():
+    if torch.is_grad_enabled() or in_a_transform():
         return False
     if not x.is_cpu or not weight.is_cpu or torch.is_autocast_enabled("cpu"):
         return False

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.autograd import forward_ad
 
 from qkv.machine import AMD, cpu_vendor
 from qkv.nn.linear.onednn import multiply
+from qkv.nn.transforms import in_a_transform
 
 LEAST_WORK = 2**22  # multiplications that are worth the calls
 
@@ -31,7 +31,7 @@ def faster_than_mkl() -> bool:
 
 def supports(a: Tensor, b: Tensor) -> bool:
     """True for a b^T of large float32 tensors on such a processor; b must be without gaps."""
-    if torch.compiler.is_compiling() or torch.jit.is_tracing() or not faster_than_mkl():
+    if in_a_transform() or not faster_than_mkl():
         return False
     if type(a) is not Tensor or type(b) not in (Tensor, nn.Parameter):
         return False  # a subclass may override the product
@@ -44,23 +44,12 @@ def supports(a: Tensor, b: Tensor) -> bool:
     if a.numel() * b.shape[0] < LEAST_WORK or not torch.backends.mkldnn.enabled:
         return False
 
-    return not torch.is_autocast_enabled("cpu") and not in_a_transform()
+    return not torch.is_autocast_enabled("cpu")
 
 
 def without_gaps(matrix: Float[Tensor, "M N"]) -> bool:
     """True if the rows, or the columns, lie end to end in memory."""
     return matrix.is_contiguous() or matrix.t().is_contiguous()
-
-
-def in_a_transform() -> bool:
-    """True in vmap, in forward-mode derivatives, and where a mode sees every operation.
-
-    Counters of FLOPs, for example, know PyTorch's operations and not this one.
-    """
-    if torch._C._are_functorch_transforms_active() or torch._C._len_torch_dispatch_stack():
-        return True
-
-    return forward_ad._current_level >= 0
 
 
 def linear(

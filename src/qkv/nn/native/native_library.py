@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from qkv.machine import INTEL, cpu_vendor
+from qkv.nn.transforms import in_a_transform
 
 # The values of the enums of decode_kernels.c; activations have those of qkv.nn.linear.gemv.
 FLOAT32 = 0
@@ -314,13 +315,11 @@ def openmp_parallel() -> int:
 
 
 def in_memory(x: Tensor) -> bool:
-    """True for contiguous float32 numbers in a CPU's memory, and no transform that traces calls."""
-    if type(x) is not Tensor or not x.is_cpu or x.dtype != torch.float32:
+    """True for contiguous float32 numbers in a CPU's memory that no transform sees."""
+    if in_a_transform() or type(x) is not Tensor:
         return False  # a subclass may have no memory
-    if torch.compiler.is_compiling() or torch.jit.is_tracing():
-        return False
 
-    return x.is_contiguous() and not torch._C._are_functorch_transforms_active()
+    return x.is_cpu and x.dtype == torch.float32 and x.is_contiguous()
 
 
 def plain_vector(vector: Tensor | None, size: int) -> bool:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import re
+from hashlib import sha256
 from importlib.resources import files
-from typing import Any
+from os import PathLike, stat_result
+from pathlib import Path
 
 from fastapi import APIRouter, FastAPI
-from starlette.responses import Response
-from starlette.staticfiles import StaticFiles
+from starlette.datastructures import Headers
+from starlette.responses import FileResponse, Response
+from starlette.staticfiles import NotModifiedResponse, StaticFiles
+from starlette.types import Scope
 
 from qkv.insight.render.page import hashed
 
@@ -33,11 +37,20 @@ async def page() -> Response:
 
 
 class PageFiles(StaticFiles):
-    """Files that a browser keeps, and asks each time whether they have changed."""
+    """Files that a browser keeps, and asks each time whether their contents have changed."""
 
-    def file_response(self, *args: Any, **options: Any) -> Response:
-        response = super().file_response(*args, **options)
-        response.headers["Cache-Control"] = "no-cache"
+    def file_response(
+        self,
+        full_path: str | PathLike[str],
+        stat_result: stat_result,
+        scope: Scope,
+        status_code: int = 200,
+    ) -> Response:
+        digest = sha256(Path(full_path).read_bytes()).hexdigest()
+        headers = {"Cache-Control": "no-cache", "ETag": f'"{digest}"'}
+        response = FileResponse(full_path, status_code, headers, stat_result=stat_result)
+        if self.is_not_modified(response.headers, Headers(scope=scope)):
+            return NotModifiedResponse(response.headers)
 
         return response
 

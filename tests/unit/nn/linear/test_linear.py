@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch.testing import assert_close
+from torch.utils.flop_counter import FlopCounterMode
 
 from qkv.nn.linear.linear import Linear, linear, onednn_supports
 from qkv.nn.linear.onednn import prepacking
@@ -65,6 +66,19 @@ def test_a_gradient_is_never_lost() -> None:
     assert_close(x.grad, y.grad)
     assert_close(layer.weight.grad, right.weight.grad)
     assert_close(layer.bias.grad, right.bias.grad)
+
+
+@pytest.mark.filterwarnings("ignore")  # tracing is deprecated
+@pytest.mark.parametrize("rows", [1, 5])
+def test_transforms_see_operations_of_pytorch(rows: int) -> None:
+    layer, x = Linear(6, 8).requires_grad_(False), torch.randn(rows, 6)
+    with torch.no_grad():
+        expected = layer(x)
+        with FlopCounterMode(display=False) as counter:
+            layer(x)
+        assert counter.get_total_flops() == 2 * rows * 6 * 8
+        assert_close(torch.jit.trace(layer, (x,))(x), expected)
+        assert_close(torch.func.vmap(layer)(x), expected)
 
 
 def test_other_numbers_take_the_usual_way() -> None:

@@ -282,6 +282,7 @@ def test_browsers_keep_the_scripts_of_the_page(host: ModelHost) -> None:
     changed = send_request(host, "GET", path, headers={"if-none-match": '"another"'})
     assert (changed.status_code, changed.content) == (200, first.content)
     assert {answer.headers["cache-control"] for answer in (first, again, changed)} == {"no-cache"}
+    assert first.headers["etag"] == f'"{hashlib.sha256(first.content).hexdigest()}"'
     assert send_request(host, "GET", "/v1/models").headers["cache-control"] == "no-store"
 
 
