@@ -540,6 +540,11 @@ def test_ids_outside_the_vocabulary(name: str) -> None:
         run(model, torch.tensor([[1, 13]]))
     with refused(r"ids: .*expected 0 to.*found \-1"):
         run(model, torch.tensor([[-1, 99]]))
+    for wrong in (13, -1):
+        many = torch.zeros(40, 2, dtype=torch.long)
+        many[39, 1] = wrong
+        with refused(f"ids: .*expected 0 to.*found {wrong}"):
+            run(model, many)
     with refused(r"ids: .*whole number.*not torch\.float32", TypeError):
         run(model, torch.zeros(1, 3))
     with refused(r"ids: .*whole number.*not torch\.bool", TypeError):

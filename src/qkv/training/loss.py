@@ -53,6 +53,7 @@ def loss_sum(
 
     Raises:
         ValueError: If there are not as many targets, or shares, as positions.
+        IndexError, RuntimeError: On a CPU, if a target is not a token of the vocabulary.
     """
     features = features.flatten(0, -2)  # (N, E)
     targets = targets.flatten()  # (N,)

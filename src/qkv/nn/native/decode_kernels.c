@@ -70,7 +70,7 @@ typedef struct {
     const uint8_t *allowed;    /* (B, longest), or NULL */
 } Layer;
 
-/* The threads and the instruction set that a call may use. */
+/* The threads and the instruction set that a call may use, and the vendor. */
 typedef struct {
     void (*parallel)(void (*)(void *), void *, unsigned, unsigned); /* GOMP_parallel */
     int32_t threads;
@@ -125,7 +125,7 @@ typedef struct {
     int64_t M, W;
     Rows rows;
     float *normalised; /* (M, E) if there is a norm */
-    int intel;         /* of the processor */
+    int intel;         /* reads several pages at once */
 } Multiplication;
 
 enum { ZEROS = PANEL * SECTION / GROUP }; /* where the zeros of a section begin */
@@ -173,7 +173,7 @@ static int64_t even_part(int64_t count, int64_t most) {
 }
 
 /* Panels that a thread takes at a time. Memory is read faster in long pieces, SPAN bytes or more; every
-   thread takes as many pieces as the others, up to TURNS. */
+   thread takes about as many pieces as the others, up to TURNS. */
 static int64_t panels_at_once(const Processor *processor, const Product *p, int64_t count) {
     const int64_t bytes = p->E * PANEL * (p->format == FLOAT32 ? 4 : 1) / (p->format == INT4 ? 2 : 1);
     const int64_t share = (count + processor->threads - 1) / processor->threads;

@@ -329,7 +329,7 @@ def plain_vector(vector: Tensor | None, size: int) -> bool:
     if not vector.is_cpu or vector.dtype != torch.float32:
         return False
 
-    return vector.numel() == size and vector.is_contiguous()
+    return vector.shape == (size,) and vector.is_contiguous()
 
 
 def float_product(weight: Tensor, bias: Tensor | None) -> Product:

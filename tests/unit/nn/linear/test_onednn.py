@@ -13,7 +13,7 @@ from qkv.nn.native import native_library
 
 @pytest.fixture(autouse=True)
 def without_native_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernels in C take one row or two, unpacked, before oneDNN."""
+    """The kernels in C take the fewest rows, unpacked, before oneDNN."""
     monkeypatch.setattr(native_library, "library", lambda: None)
 
 

@@ -82,6 +82,17 @@ def test_values_and_gradients_equal_float64(
         assert relative_error(ours.grad, theirs.grad) < 1e-6
 
 
+@pytest.mark.parametrize("bias", [torch.randn(8, 2)[:, 0], torch.randn(1).expand(8)])
+def test_any_layout_of_the_bias(bias: Tensor) -> None:
+    """oneDNN would read eight numbers side by side."""
+    x, weight = torch.randn(5, 6), torch.randn(8, 6)
+    assert onednn_product.supports(x, weight)
+    expected = F.linear(x.double(), weight.double(), bias.double())
+    assert relative_error(linear(x, weight, bias), expected) < 1e-6
+    with torch.no_grad():
+        assert relative_error(linear(x, weight, bias), expected) < 1e-6
+
+
 def first_halves(y: Tensor) -> Tensor:
     return torch.cat([y, y], -1)[..., : y.shape[-1]].square().sum()
 
@@ -196,8 +207,14 @@ def test_other_transforms_and_kinds_are_left_to_pytorch() -> None:
     assert not by_onednn(x.double(), layer.weight)
     assert not by_onednn(x.to("meta"), layer.weight)
     assert not by_onednn(torch.nn.Parameter(x), layer.weight)
+    assert not by_onednn(x, torch.randn(4, 5))
     with torch.autocast("cpu", torch.bfloat16):
         assert not by_onednn(x, layer.weight)
+    with torch.backends.mkldnn.flags(enabled=False):
+        assert not by_onednn(x, layer.weight)
+
+    traced = torch.jit.trace(layer, (x,))
+    assert not any("mkldnn" in str(node) for node in traced.inlined_graph.nodes())
 
     sparse = layer.weight.detach().to_sparse_csr()
     torch.testing.assert_close(linear(x, sparse), x @ layer.weight.T)

@@ -67,6 +67,15 @@ def test_many_rows_are_shared_among_threads(threads: int) -> None:
     assert_close(slope.double(), expected_slope, rtol=1e-5, atol=1e-6)
 
 
+def test_targets_and_shares_in_any_layout() -> None:
+    logits, targets = torch.randn(9, 70), torch.randint(70, (9, 2))[:, 0]
+    shares = torch.rand(9, 2, dtype=torch.float64)[:, 1]
+    loss, slope = by_the_kernel(logits, targets, 0.1, shares)
+    expected, expected_slope = by_definition(logits, targets, 0.1, shares)
+    assert_close(loss.double(), expected, rtol=1e-6, atol=0)
+    assert_close(slope.double(), expected_slope, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("offset", [1e4, -1e6, 3e38, -3e38])
 def test_equal_logits_of_any_size_have_equal_probabilities(offset: float) -> None:
     loss, slope = by_the_kernel(torch.full((3, 70), offset), torch.tensor([0, 40, 69]), 0.0)
