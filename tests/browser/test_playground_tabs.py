@@ -71,6 +71,11 @@ def test_predictions_for_masks_and_one_inserted(visit: Open, server: Any) -> Non
         page.locator(".masks .option .number").all_inner_texts(),
         [entry["probability"] for entry in flat],
     )
+    bars = page.locator(".masks .options").first.evaluate(
+        "list => [...list.querySelectorAll('.bar')].map((bar) => bar.getBoundingClientRect().left)"
+    )
+    assert len(bars) == 6  # five predictions, and the others
+    assert max(bars) - min(bars) < 0.5
     assert page.locator(".hole").all_inner_texts() == ["mask 1", "mask 2"]
     requests = bodies(page, "/v1/fill")
     page.locator(".masks > :nth-child(2) .option").nth(1).click()

@@ -17,7 +17,7 @@ import qkv
 from qkv import machine
 from qkv.imports import PACKAGES, install_command
 
-VARIABLES = ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "QKV_CACHE")
+VARIABLES = ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "QKV_CACHE", "QKV_NATIVE")
 GIB = 2**30
 LITTLE_MEMORY = 2 * GIB
 LITTLE_DISK = 5 * GIB
@@ -103,9 +103,10 @@ def torch_facts() -> dict[str, Any]:
 
 
 def cpu_facts() -> dict[str, Any]:
-    """The CPU, its cores, its instructions, and how fast bf16 is on it."""
+    """The CPU, its cores, its instructions, how fast bf16 is on it, and the kernels in C for it."""
     import torch
 
+    from qkv.nn.native import native_library
     from qkv.training.systems.precision import cpu_slowdown
 
     return {
@@ -114,6 +115,7 @@ def cpu_facts() -> dict[str, Any]:
         "usable_cores": machine.usable_cores(),
         "features": machine.cpu_features(),
         "bf16_slowdown": cpu_slowdown(torch.bfloat16),
+        "compiled_kernels": native_library.library() is not None,
         "load": machine.load(),
     }
 
@@ -211,7 +213,7 @@ def describe_torch(torch: dict[str, Any]) -> str:
 
 
 def describe_cpu(cpu: dict[str, Any]) -> str:
-    """Name, cores, instructions, and the time of bf16 compared with float32."""
+    """Name, cores, instructions, the time of bf16 compared with float32, and kernels in C."""
     features = []
     for name, present in (cpu["features"] or {}).items():
         features.append(f"{FEATURES[name]}: {yes_or_no(present)}")
@@ -222,7 +224,8 @@ def describe_cpu(cpu: dict[str, Any]) -> str:
 
     return (
         f"{cpu['model']}, {cpu['usable_cores']} of {cpu['cores']} cores usable; "
-        f"{', '.join(features)}; a matrix product in bf16: {bf16}"
+        f"{', '.join(features)}; a matrix product in bf16: {bf16}; "
+        f"qkv's kernels in C: {yes_or_no(cpu['compiled_kernels'])}"
     )
 
 
@@ -260,7 +263,7 @@ def advise_cpu(
 ) -> list[Advice]:
     """Slow kernels, slow bf16, few threads, and a busy machine."""
     usable = cpu["usable_cores"]
-    advice = []
+    advice = advise_kernels(cpu, environment)
     if torch["cpu_capability"] in ("DEFAULT", "NO AVX"):
         why = "torch finds no AVX2 on this CPU and uses its slowest kernels"
         do = "Unset ATEN_CPU_CAPABILITY if it is set, or use a GPU"
@@ -290,6 +293,20 @@ def advise_cpu(
         advice.append(Advice("Training and generating", why, do))
 
     return advice
+
+
+def advise_kernels(cpu: dict[str, Any], environment: dict[str, Any]) -> list[Advice]:
+    """The kernels in C are not used on a CPU that could run them."""
+    if cpu["compiled_kernels"] or not (cpu["features"] or {}).get("avx2"):
+        return []
+
+    why = "qkv's kernels in C were not compiled when it was installed"
+    do = "Install a C compiler, such as gcc, and then qkv again"
+    if environment["QKV_NATIVE"] == "0":
+        why = "qkv's kernels in C are switched off: QKV_NATIVE is 0"
+        do = "Unset QKV_NATIVE"
+
+    return [Advice("Generating on the CPU", why, do)]
 
 
 def advise_gpu(gpus: list[dict[str, Any]], driver: bool, torch: dict[str, Any]) -> list[Advice]:

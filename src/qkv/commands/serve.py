@@ -44,7 +44,7 @@ def run(
     models: Annotated[
         tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="MODEL [MODEL]")
     ],
-    options: tyro.conf.OmitArgPrefixes[ServerOptions] = ServerOptions(),  # noqa: B008 - tyro reads
+    server: tyro.conf.OmitArgPrefixes[ServerOptions] = ServerOptions(),  # noqa: B008 - tyro reads
     key: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = (),
     key_file: Path | None = None,
     machine: tyro.conf.OmitArgPrefixes[Machine] = Machine(),  # noqa: B008 - tyro reads the defaults
@@ -57,14 +57,14 @@ def run(
     Args:
         models: Folders of runs or of transformers, GGUF files, smollm2 or minilm; name=path gives
             a model another name.
-        options: Address and limits.
+        server: Address and limits.
         key: A key that clients must send, as Authorization: Bearer KEY; may be repeated. Other
             users of this machine can see it in the list of processes: prefer --key-file, or the
             variable QKV_API_KEY.
         key_file: A file with keys, one a line.
         machine: Device and precision.
     """
-    options.check()
+    server.check()
     keys = read_keys(key, key_file)
     device = device_of(machine)
     loads: dict[str, Load] = {}
@@ -73,11 +73,11 @@ def run(
 
     from qkv.serving.serve import ModelServer
 
-    server = ModelServer(options, keys, on_gpu=device.type == "cuda")
-    engine = server.models
+    running = ModelServer(server, keys, on_gpu=device.type == "cuda")
+    engine = running.models
     console = Console(stderr=True)
-    server.at_once = lambda: end_early(console, engine, signalled=server.force_exit)
-    server.logs = LOGS
+    running.at_once = lambda: end_early(console, engine, signalled=running.force_exit)
+    running.logs = LOGS
     logging.basicConfig(**LOGS)
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
 
@@ -86,16 +86,16 @@ def run(
     arguments = (loading, engine, console)
     threading.Thread(target=exit_unless_loaded, args=arguments, daemon=True).start()
 
-    welcome(console, server.address, list(loads), locked=bool(keys))
-    if options.host in EVERY_ADDRESS:
+    welcome(console, running.address, list(loads), locked=bool(keys))
+    if server.host in EVERY_ADDRESS:
         console.print("Others     at this machine's own address or name")
 
     raise_file_limit()
-    server.run()
+    running.run()
     exit_if_failed(console, engine)
 
     with suppress(KeyboardInterrupt):  # a further signal: do not wait
-        server.close()
+        running.close()
 
     leave(console, 0)
 
@@ -136,7 +136,7 @@ def read_key_file(file: Path) -> list[str]:
 def named_paths(models: tuple[str, ...]) -> dict[str, str]:
     """Each path by the name that clients use: name=path, or the last part of the path."""
     if not models:
-        raise ValueError("model: expected the folder of a model, or its name, such as smollm2")
+        raise ValueError("models: expected the folder of a model, or its name, such as smollm2")
 
     paths: dict[str, str] = {}
 
@@ -148,10 +148,10 @@ def named_paths(models: tuple[str, ...]) -> dict[str, str]:
 
         valid = name.strip() and name.isprintable() and "/" not in name and len(name) <= 200
         if not valid or not path:
-            raise ValueError(f"model: expected a path, or name=path, not {argument!r}")
+            raise ValueError(f"models: expected a path, or name=path, not {argument!r}")
         if name in paths:
             raise ValueError(
-                f"model: two are called {name}; give one of them another name, as in other={path}"
+                f"models: two are called {name}; give one of them another name, as in other={path}"
             )
 
         paths[name] = path

@@ -91,7 +91,7 @@ class Translate:
     def check_flags(self) -> None:
         """Refuse flags that do not go together before anything is read."""
         if not self.models:
-            raise ValueError("model: expected the folder of a translator, or several")
+            raise ValueError("models: expected the folder of a translator, or several")
 
         if self.length is not None:
             check_length(self.length)

@@ -48,8 +48,7 @@ class ServerOptions:
     """An origin whose pages may call the API, such as https://example.org; may be repeated."""
 
     front_ends: int | None = None
-    """Processes that handle HTTP, templates and text beside the engine's; 0 handles them in the
-    engine's own. By default one for every four processors on a GPU, at most 3, and 0 on a CPU."""
+    """Processes for HTTP and text beside the engine's; by default 0, on a GPU up to 3."""
 
     def check(self) -> None:
         """Raise ValueError if a number is out of range, or an origin is none."""

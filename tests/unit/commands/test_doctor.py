@@ -24,6 +24,7 @@ FAST: dict[str, Any] = {
         "usable_cores": 8,
         "features": None,
         "bf16_slowdown": 0.5,
+        "compiled_kernels": True,
         "load": 1.0,
     },
     "environment": {
@@ -31,6 +32,7 @@ FAST: dict[str, Any] = {
         "OMP_WAIT_POLICY": None,
         "GOMP_SPINCOUNT": None,
         "QKV_CACHE": None,
+        "QKV_NATIVE": None,
     },
     "memory": {"total": 2**36, "available": 2**35},
     "gpus": [{"name": "H", "memory": 2**36, "compute_capability": "9.0", "bf16": True}],
@@ -100,6 +102,18 @@ def test_few_threads_and_no_gpu() -> None:
     assert gpu.why == "there is no GPU"
     (unseen,) = doctor.advise(FAST | {"gpus": []})
     assert (unseen.why, unseen.do) == ("the driver sees a GPU, torch does not", "Update the driver")
+
+
+def test_kernels_that_were_not_compiled_or_are_switched_off() -> None:
+    without = copy.deepcopy(FAST)
+    without["cpu"] |= {"compiled_kernels": False, "features": {"avx2": True}}
+    (advice,) = doctor.advise(without)
+    assert advice.do == "Install a C compiler, such as gcc, and then qkv again"
+    without["environment"]["QKV_NATIVE"] = "0"
+    (advice,) = doctor.advise(without)
+    assert advice.do == "Unset QKV_NATIVE"
+    without["cpu"]["features"] = {"avx2": False}  # no kernel is for this CPU
+    assert doctor.advise(without) == []
 
 
 @pytest.mark.parametrize(

@@ -34,15 +34,15 @@ from support.waiting import PATIENCE, until
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "model: expected the folder of a model"),
+        ([], "models: expected the folder of a model"),
         (["nobody"], "nobody: there is no such file or folder"),
         (
             ["runs/mien"],
             "runs/mien: there is no such file or folder; models are read from this machine",
         ),
         (["smolm2"], "did you mean smollm2"),
-        (["{gpt}", "{gpt}"], "model: two are called gpt; give one of them another name"),
-        (["a/b={gpt}"], "model: expected a path, or name=path"),
+        (["{gpt}", "{gpt}"], "models: two are called gpt; give one of them another name"),
+        (["a/b={gpt}"], "models: expected a path, or name=path"),
         (
             ["{gpt}", "--host", "0.0.0.0"],
             "host: 0.0.0.0 can be reached from other machines, and there is no key",

@@ -117,7 +117,7 @@ def test_unknown_words_are_listed(qkv: Qkv, models: Path) -> None:
     ("arguments", "typed", "message"),
     [
         (["one"], "", "standard input: there is nothing to translate"),
-        ([], "cats", "model: expected the folder of a translator, or several"),
+        ([], "cats", "models: expected the folder of a translator, or several"),
         (
             ["one", "--data", "nowhere.txt"],
             "",

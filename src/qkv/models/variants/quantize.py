@@ -103,6 +103,10 @@ def quantized(model: Model, kind: str, round_matrix: Callable[[Tensor], FrozenMa
         elif isinstance(module, Embedding):
             replace(module, "token", Int8Embedding(int8_matrix(module.token.weight)))
 
+    for module in copy.modules():
+        if isinstance(module, FrozenMatrix):
+            module.of_model = kind
+
     return copy.eval()
 
 
@@ -118,7 +122,7 @@ def check_quantizable(model: Model, kind: str) -> None:
         )
     for module in model.modules():
         if isinstance(module, FrozenMatrix):
-            raise ValueError(f"model: it is {module.kind} already")
+            raise ValueError(f"model: it is {module.format} already")
 
     for name, weight in model.named_parameters():
         if weight.device.type != "cpu" or weight.dtype != torch.float32:

@@ -32,7 +32,9 @@ class FrozenMatrix(nn.Module):
     """
 
     kind = ""
-    """Name of the number format, in errors."""
+    """Name of the number format."""
+    of_model = ""
+    """The format of the whole model, for errors: an int4 model has an int8 embedding."""
     shape: torch.Size
 
     def linear(
@@ -44,7 +46,7 @@ class FrozenMatrix(nn.Module):
         """x W^T + b for all rows of W, or for some of them."""
         if not x.is_cpu or x.dtype != torch.float32:
             raise ValueError(
-                f"model: {self.kind} weights multiply float32 numbers on a CPU, "
+                f"model: {self.format} weights multiply float32 numbers on a CPU, "
                 f"not {x.dtype} on {x.device}"
             )
 
@@ -69,6 +71,11 @@ class FrozenMatrix(nn.Module):
         return self.dequantised()[ids]
 
     @property
+    def format(self) -> str:
+        """What an error calls these weights."""
+        return self.of_model or self.kind
+
+    @property
     def nbytes(self) -> int:
         """Bytes of memory."""
         raise NotImplementedError
@@ -76,14 +83,14 @@ class FrozenMatrix(nn.Module):
     def train(self, mode: bool = True) -> FrozenMatrix:
         if mode:
             raise TypeError(
-                f"model: {self.kind} weights are frozen; train the float32 model, "
-                f"and make {self.kind} of it again"
+                f"model: {self.format} weights are frozen; train the float32 model, "
+                f"and make {self.format} of it again"
             )
 
         return super().train(mode)
 
     def _save_to_state_dict(self, *_: object) -> None:
         raise TypeError(
-            f"model: {self.kind} weights are not saved; save the float32 model, "
-            f"and make {self.kind} of it when loaded"
+            f"model: {self.format} weights are not saved; save the float32 model, "
+            f"and make {self.format} of it when loaded"
         )

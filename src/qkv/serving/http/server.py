@@ -126,10 +126,9 @@ class Server(uvicorn.Server):
     async def finish(self) -> None:
         """Wait for running requests, and cancel those that take too long."""
         if self.app.running:
-            log.info(
-                "draining %d running requests; signal again to stop at once",
-                len(self.app.running),
-            )
+            count = len(self.app.running)
+            requests = "request" if count == 1 else "requests"
+            log.info("draining %d running %s; signal again to stop at once", count, requests)
             await asyncio.wait(self.app.running, timeout=self.drain)
 
         for task in self.app.running:
