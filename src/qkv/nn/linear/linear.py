@@ -84,9 +84,9 @@ def native_rows(
 
 def onednn_supports(x: Tensor, weight: Tensor) -> bool:
     """True for a few float32 rows on a CPU, without autograd."""
-    if torch.is_grad_enabled() or in_a_transform():
+    if torch.is_grad_enabled() or not x.is_cpu or not weight.is_cpu:
         return False
-    if not x.is_cpu or not weight.is_cpu or torch.is_autocast_enabled("cpu"):
+    if in_a_transform() or torch.is_autocast_enabled("cpu"):
         return False
     if x.dtype != torch.float32 or weight.dtype != torch.float32:
         return False

@@ -31,13 +31,13 @@ def faster_than_mkl() -> bool:
 
 def supports(a: Tensor, b: Tensor) -> bool:
     """True for a b^T of large float32 tensors on such a processor; b must be without gaps."""
-    if in_a_transform() or not faster_than_mkl():
+    if not a.is_cpu or not b.is_cpu or in_a_transform() or not faster_than_mkl():
         return False
     if type(a) is not Tensor or type(b) not in (Tensor, nn.Parameter):
         return False  # a subclass may override the product
     if a.layout != torch.strided or b.layout != torch.strided:
         return False
-    if not a.is_cpu or not b.is_cpu or a.dtype != torch.float32 or b.dtype != torch.float32:
+    if a.dtype != torch.float32 or b.dtype != torch.float32:
         return False
     if b.dim() != 2 or a.shape[-1:] != b.shape[1:] or not without_gaps(b):
         return False

@@ -316,10 +316,10 @@ def openmp_parallel() -> int:
 
 def in_memory(x: Tensor) -> bool:
     """True for contiguous float32 numbers in a CPU's memory that no transform sees."""
-    if in_a_transform() or type(x) is not Tensor:
+    if not x.is_cpu or x.dtype != torch.float32 or type(x) is not Tensor:
         return False  # a subclass may have no memory
 
-    return x.is_cpu and x.dtype == torch.float32 and x.is_contiguous()
+    return x.is_contiguous() and not in_a_transform()
 
 
 def plain_vector(vector: Tensor | None, size: int) -> bool:
