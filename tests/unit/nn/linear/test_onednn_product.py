@@ -196,7 +196,7 @@ def test_second_derivatives_are_those_of_pytorch() -> None:
     assert relative_error(curvature(layer, x)[0], expected[0]) < 1e-5
 
 
-@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
+@pytest.mark.filterwarnings("ignore")  # sparse matrices are in beta, tracing is deprecated
 def test_other_transforms_and_kinds_are_left_to_pytorch() -> None:
     layer, x = Linear(4, 4), torch.randn(6, 4)
 
