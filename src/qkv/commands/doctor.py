@@ -263,11 +263,13 @@ def advise_cpu(
 ) -> list[Advice]:
     """Slow kernels, slow bf16, few threads, and a busy machine."""
     usable = cpu["usable_cores"]
-    advice = advise_kernels(cpu, environment)
+    advice = []
     if torch["cpu_capability"] in ("DEFAULT", "NO AVX"):
         why = "torch finds no AVX2 on this CPU and uses its slowest kernels"
         do = "Unset ATEN_CPU_CAPABILITY if it is set, or use a GPU"
         advice.append(Advice("Everything on the CPU", why, do))
+    else:
+        advice += advise_kernels(cpu, environment)
 
     slowdown = cpu["bf16_slowdown"]
     if slowdown is None or slowdown > 1.3:

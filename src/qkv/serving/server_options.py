@@ -48,7 +48,7 @@ class ServerOptions:
     """An origin whose pages may call the API, such as https://example.org; may be repeated."""
 
     front_ends: int | None = None
-    """Processes for HTTP and text beside the engine's; by default 0, on a GPU up to 3."""
+    """Processes for HTTP and text; 0: the engine's own (the default, but on a GPU up to 3)."""
 
     def check(self) -> None:
         """Raise ValueError if a number is out of range, or an origin is none."""

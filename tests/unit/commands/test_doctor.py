@@ -112,6 +112,10 @@ def test_kernels_that_were_not_compiled_or_are_switched_off() -> None:
     without["environment"]["QKV_NATIVE"] = "0"
     (advice,) = doctor.advise(without)
     assert advice.do == "Unset QKV_NATIVE"
+    without["torch"]["cpu_capability"] = "DEFAULT"  # torch uses none of its fast ones, either
+    (advice,) = doctor.advise(without)
+    assert advice.slow == "Everything on the CPU"
+    without["torch"]["cpu_capability"] = "AVX2"
     without["cpu"]["features"] = {"avx2": False}  # no kernel is for this CPU
     assert doctor.advise(without) == []
 

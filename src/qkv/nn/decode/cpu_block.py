@@ -28,14 +28,7 @@ from qkv.nn.decode import native_block
 from qkv.nn.decode.decode_block import is_plain, matrices
 from qkv.nn.decode.native_block import NativeBlock, run_together
 from qkv.nn.feed_forward import activate
-from qkv.nn.linear.linear import (
-    Linear,
-    linear,
-    native_rows,
-    native_supports,
-    onednn_supports,
-)
-from qkv.nn.linear.onednn import as_prepacked, multiply
+from qkv.nn.linear.linear import Linear, cpu_rows, linear, onednn_supports
 from qkv.nn.native import native_library
 from qkv.nn.native.native_library import plain_vector
 from qkv.nn.norm import LayerNorm, RMSNorm
@@ -289,10 +282,4 @@ def product_of(layer: Linear) -> Layer:
         if not onednn_supports(weight[:1], weight) or not plain_vector(bias, len(weight)):
             return lambda x: linear(x, weight, bias)
 
-    def product(x: Tensor) -> Tensor:
-        if native_supports(x, weight):
-            return native_rows(x, weight, bias)
-
-        return multiply(x, as_prepacked(weight), bias)
-
-    return product
+    return lambda x: cpu_rows(x, weight, bias)

@@ -51,15 +51,21 @@ def linear(
     if aligned_supports(x, weight):
         return aligned_linear(x, weight, bias)
     if onednn_supports(x, weight) and plain_vector(bias, len(weight)):
-        if native_supports(x, weight):
-            return native_rows(x, weight, bias)
-
-        return onednn.multiply(x, as_prepacked(weight), bias)
-
+        return cpu_rows(x, weight, bias)
     if onednn_product.supports(x, weight) and plain_vector(bias, len(weight)):
         return onednn_product.linear(x, weight, bias)
 
     return F.linear(x, weight, bias)
+
+
+def cpu_rows(
+    x: Float[Tensor, "*n E"], weight: Float[Tensor, "N E"], bias: Float[Tensor, "N"] | None
+) -> Float[Tensor, "*n N"]:
+    """Rows that `onednn_supports` accepts, by the kernel in C or by oneDNN."""
+    if native_supports(x, weight):
+        return native_rows(x, weight, bias)
+
+    return onednn.multiply(x, as_prepacked(weight), bias)
 
 
 def native_supports(x: Tensor, weight: Tensor) -> bool:
